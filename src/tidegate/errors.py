@@ -1,0 +1,95 @@
+"""Every error that Tidegate raises on purpose, as one tree.
+
+    TidegateError
+     ├─ InvalidConfig            a setting cannot be; fix it and start again
+     ├─ CheckpointError          the call does not fit the checkpoint's phase
+     │   ├─ CheckpointInProgress   as many as allowed are under way; try again later
+     │   ├─ NoCheckpointInProgress there is none with that id to act on
+     │   └─ CheckpointIncomplete   some stages have not reported yet
+     ├─ ProtocolViolation        a peer said what it may not say; nothing was changed
+     │   ├─ UnknownInput           a message from an input that the stage does not have
+     │   └─ BarrierConflict        two barriers of one checkpoint disagree
+     ├─ Superseded               another run took over; this one must stop
+     ├─ DamagedLog               the decision log cannot be trusted as it stands
+     ├─ StoreUnavailable         the store did not answer, or may have done it; a retry helps
+     └─ InvariantViolation       cannot happen: a defect in Tidegate
+
+`retry_helps` on each class tells a caller whether the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TidegateError(Exception):
+    """The root of the tree."""
+
+    retry_helps: ClassVar[bool] = False
+
+
+class InvalidConfig(TidegateError):
+    """A setting has a value that it cannot have."""
+
+
+class CheckpointError(TidegateError):
+    """The call does not fit the phase that the checkpoint is in."""
+
+
+class CheckpointInProgress(CheckpointError):
+    """As many checkpoints as allowed are under way."""
+
+    retry_helps = True
+
+
+class NoCheckpointInProgress(CheckpointError):
+    """No checkpoint with that id is under way."""
+
+
+class CheckpointIncomplete(CheckpointError):
+    """The checkpoint cannot be decided yet: stages are missing."""
+
+    retry_helps = True
+
+    def __init__(self, checkpoint_id: int, missing: frozenset[str]) -> None:
+        shown = ", ".join(sorted(missing)[:5]) + (", …" if len(missing) > 5 else "")
+        super().__init__(f"checkpoint {checkpoint_id} waits for {len(missing)} stage(s): {shown}")
+        self.missing = missing
+
+
+class ProtocolViolation(TidegateError):
+    """A peer broke the protocol. The receiver's state is as it was before the message."""
+
+
+class UnknownInput(ProtocolViolation):
+    """A message came from an input that the stage does not have."""
+
+
+class BarrierConflict(ProtocolViolation):
+    """Two barriers carry one checkpoint id but disagree about what it is."""
+
+
+class Superseded(TidegateError):
+    """A newer generation was opened. This run decides, commits and deletes nothing more."""
+
+    def __init__(self, own_generation: int, newer_generation: int) -> None:
+        super().__init__(
+            f"generation {own_generation} was superseded by generation {newer_generation}: another run "
+            f"of this pipeline took over, so this one stops; nothing that it completed is lost"
+        )
+        self.own_generation = own_generation
+        self.newer_generation = newer_generation
+
+
+class DamagedLog(TidegateError):
+    """The decision log contradicts itself, or a record of it cannot be read."""
+
+
+class StoreUnavailable(TidegateError):
+    """The store failed. Whether a write took effect is not known."""
+
+    retry_helps = True
+
+
+class InvariantViolation(TidegateError):
+    """Something that cannot happen did. Please report it: it is a defect in Tidegate."""

@@ -1,0 +1,50 @@
+"""Every knob of checkpointing, validated once, honoured everywhere."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from tidegate.errors import InvalidConfig
+
+UnalignedMode = Literal["never", "on_timeout", "always"]
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise InvalidConfig(f"{name} is {value}; it must be at least {least}")
+
+
+class AlignmentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """When a stage may cut without having aligned its inputs. Sinks never do, whatever this says."""
+
+    unaligned: UnalignedMode = "never"
+    timeout_ms: int = 10_000
+    max_inflight_bytes: int = 1 << 30
+
+    def __post_init__(self) -> None:
+        _at_least("timeout_ms", self.timeout_ms, 0)
+        _at_least("max_inflight_bytes", self.max_inflight_bytes, 0)
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How often checkpoints are taken, how long they may take, and how many are kept."""
+
+    interval_ms: int = 10_000
+    min_pause_ms: int = 0
+    timeout_ms: int = 600_000
+    tolerable_failures: int = 3
+    max_concurrent: int = 1
+    max_retained: int = 3
+    incremental: bool = True
+    alignment: AlignmentConfig = AlignmentConfig()
+
+    def __post_init__(self) -> None:
+        _at_least("interval_ms", self.interval_ms, 1)
+        _at_least("min_pause_ms", self.min_pause_ms, 0)
+        _at_least("timeout_ms", self.timeout_ms, 1)
+        _at_least("tolerable_failures", self.tolerable_failures, 0)
+        _at_least("max_concurrent", self.max_concurrent, 1)
+        _at_least("max_retained", self.max_retained, 1)
+

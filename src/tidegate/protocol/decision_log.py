@@ -1,0 +1,302 @@
+"""The decision log: the total order of generations opened and checkpoints completed. Its order is the truth.
+
+A record takes effect by being created, if absent, in the slot behind the last one. Nothing else completes a
+checkpoint or opens a generation; no clock and no lease is trusted.
+
+Guarantees, checked when a record is proposed and when it is read:
+- Slots follow one another without gaps.
+- Each generation is its predecessor plus one; a checkpoint is completed only by the generation that is open.
+- Checkpoint ids and epochs only grow, over all generations and lineages.
+- A generation is opened from a checkpoint that is retained; from nothing only if none is.
+- Each record says which checkpoints are *retained* after it. Only what no record retains may be deleted, and
+  a run deletes only by records that it knows to be in the log. So whatever an old run still deletes, a newer
+  generation cannot be built on it.
+
+Each record also says at which slot the log *starts* after it: old records are trimmed, never past the oldest
+retained checkpoint, and what lies below the start is not part of the log whatever it is. A run that slept
+through that can create a record in a trimmed slot. It means nothing, and the run must not take it for a
+success: a claim counts only when the record is read back as part of the log (`judge_claim`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import DamagedLog, InvariantViolation, Superseded
+
+
+class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", forbid_unknown_fields=True):
+    """A run took over. `base` is the checkpoint that it restores; None where none was ever completed."""
+
+    slot: int
+    claimant: str
+    generation: int
+    base: int | None
+    retained: tuple[int, ...]
+    log_start: int
+
+
+class CheckpointCompleted(
+    msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True
+):
+    """A checkpoint is complete. `parent` is the one that it follows in its lineage."""
+
+    slot: int
+    claimant: str
+    generation: int
+    checkpoint_id: int
+    epoch: int
+    parent: int | None
+    manifest: str
+    manifest_sha256: str
+    aligned: bool
+    retained: tuple[int, ...]
+    log_start: int
+
+
+Decision = GenerationOpened | CheckpointCompleted
+
+_decoder: Final = msgspec.json.Decoder(Decision)
+
+
+def encode_decision(decision: Decision) -> bytes:
+    return msgspec.json.encode(decision)
+
+
+def decode_decision(data: bytes, name: str) -> Decision:
+    try:
+        return _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise DamagedLog(f"the decision log's record {name} cannot be read: {error}") from error
+
+
+class DecisionLog:
+    """The log as far as it is known. Grows by `append`, never changes otherwise."""
+
+    def __init__(self) -> None:
+        self._records: list[Decision] = []
+        self._completed: dict[int, CheckpointCompleted] = {}
+        self._newest: CheckpointCompleted | None = None
+        self._last_completed: CheckpointCompleted | None = None
+
+    @classmethod
+    def from_records(cls, records: Iterable[Decision]) -> DecisionLog:
+        """Build the log from the records that the store holds, in any order."""
+        by_slot: dict[int, Decision] = {}
+        for record in records:
+            if by_slot.setdefault(record.slot, record) is not record:
+                raise DamagedLog(f"the decision log has two records for slot {record.slot}")
+        log = cls()
+        if not by_slot:
+            return log
+        last = max(by_slot)
+        for slot in range(by_slot[last].log_start, last + 1):
+            if slot not in by_slot:
+                raise DamagedLog(f"the decision log lacks slot {slot}; its last slot is {last}")
+            log.append(by_slot[slot])
+        return log
+
+    def append(self, record: Decision) -> None:
+        """Take the record of the next slot. Raises without change if it cannot stand there."""
+        if self._records:
+            self._check_follows(record)
+        self._records.append(record)
+        if isinstance(record, CheckpointCompleted):
+            self._completed[record.checkpoint_id] = record
+            self._newest = self._last_completed = record
+        else:
+            self._newest = None if record.base is None else self._completed.get(record.base)
+        self._trim(record.log_start)
+
+    def _trim(self, log_start: int) -> None:
+        trimmed = log_start - self._records[0].slot
+        if trimmed > 0:
+            for record in self._records[:trimmed]:
+                if isinstance(record, CheckpointCompleted):
+                    del self._completed[record.checkpoint_id]
+            del self._records[:trimmed]
+
+    # -- what one may ask -------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self._records)
+
+    @property
+    def first_slot(self) -> int:
+        """Where the log starts: stored records of lower slots are not part of it and may be deleted."""
+        return self._records[0].slot if self._records else 1
+
+    @property
+    def next_slot(self) -> int:
+        return self._records[-1].slot + 1 if self._records else 1
+
+    @property
+    def generation(self) -> int:
+        """The generation that is open; 0 before the first."""
+        return self._records[-1].generation if self._records else 0
+
+    @property
+    def retained(self) -> tuple[int, ...]:
+        return self._records[-1].retained if self._records else ()
+
+    @property
+    def newest(self) -> CheckpointCompleted | None:
+        """The newest complete checkpoint of the current lineage."""
+        return self._newest
+
+    @property
+    def last_checkpoint_id(self) -> int:
+        """The largest id that was completed in any lineage, as far as the log goes back."""
+        return 0 if self._last_completed is None else self._last_completed.checkpoint_id
+
+    @property
+    def last_epoch(self) -> int:
+        return 0 if self._last_completed is None else self._last_completed.epoch
+
+    def at(self, slot: int) -> Decision | None:
+        index = slot - self.first_slot
+        return self._records[index] if 0 <= index < len(self._records) else None
+
+    def completed(self, checkpoint_id: int) -> CheckpointCompleted | None:
+        return self._completed.get(checkpoint_id)
+
+    def lineage(self) -> list[CheckpointCompleted]:
+        """Retained checkpoints that the current state descends from, newest first."""
+        found: list[CheckpointCompleted] = []
+        current = self._newest
+        while current is not None:
+            if current.checkpoint_id in self.retained:
+                found.append(current)
+            current = None if current.parent is None else self._completed.get(current.parent)
+        return found
+
+    # -- proposals --------------------------------------------------------------------------------
+
+    def opening(self, claimant: str, base: int | None) -> GenerationOpened:
+        """The record that opens the next generation."""
+        proposed = GenerationOpened(
+            self.next_slot, claimant, self.generation + 1, base, self.retained, self.first_slot
+        )
+        self._check_follows(proposed)
+        return proposed
+
+    def completing(
+        self,
+        claimant: str,
+        generation: int,
+        *,
+        checkpoint_id: int,
+        epoch: int,
+        manifest: str,
+        manifest_sha256: str,
+        aligned: bool,
+        retained: tuple[int, ...],
+    ) -> CheckpointCompleted:
+        """The record that completes a checkpoint of this generation."""
+        if self.generation != generation:
+            raise Superseded(generation, self.generation)
+        parent = None if self._newest is None else self._newest.checkpoint_id
+        proposed = CheckpointCompleted(
+            self.next_slot,
+            claimant,
+            generation,
+            checkpoint_id,
+            epoch,
+            parent,
+            manifest,
+            manifest_sha256,
+            aligned,
+            retained,
+            min(
+                (record.slot for kept in retained if (record := self._completed.get(kept))),
+                default=self.next_slot,
+            ),
+        )
+        self._check_follows(proposed)
+        return proposed
+
+    # -- invariants -------------------------------------------------------------------------------
+
+    def _check_follows(self, record: Decision) -> None:
+        if record.slot != self.next_slot:
+            raise InvariantViolation(f"slot {record.slot} does not follow slot {self.next_slot - 1}")
+        wrong = (
+            self._wrong_opening(record)
+            if isinstance(record, GenerationOpened)
+            else self._wrong_completion(record)
+        )
+        wrong = wrong or self._wrong_start(record)
+        if wrong:
+            raise DamagedLog(f"the decision log's slot {record.slot} cannot stand: {wrong}")
+
+    def _wrong_start(self, record: Decision) -> str | None:
+        earliest = self._records[-1].log_start if self._records else 1
+        if not earliest <= record.log_start <= record.slot:
+            return f"it starts the log at slot {record.log_start}, but slot {record.slot - 1} at {earliest}"
+        for kept in record.retained:
+            known = self._completed.get(kept)
+            if known is not None and known.slot < record.log_start:
+                return f"it retains checkpoint {kept} but trims its record"
+        return None
+
+    def _wrong_opening(self, record: GenerationOpened) -> str | None:
+        if record.generation != self.generation + 1:
+            return f"generation {record.generation} follows generation {self.generation}"
+        if record.retained != self.retained:
+            return "opening a generation changes what is retained"
+        if record.base is None and self.retained:
+            return "it starts from nothing although checkpoints are retained"
+        if record.base is not None and record.base not in self.retained:
+            return f"it restores checkpoint {record.base}, which is not retained"
+        return None
+
+    def _wrong_completion(self, record: CheckpointCompleted) -> str | None:
+        if record.generation != self.generation or not self._records:
+            return f"generation {record.generation} is not open (generation {self.generation} is)"
+        if record.checkpoint_id <= self.last_checkpoint_id:
+            return f"checkpoint {record.checkpoint_id} comes after {self.last_checkpoint_id}"
+        if record.epoch <= self.last_epoch:
+            return f"epoch {record.epoch} comes after {self.last_epoch}"
+        if record.checkpoint_id not in record.retained:
+            return "it does not retain itself"
+        if not set(record.retained) <= {*self.retained, record.checkpoint_id}:
+            return "it retains what was dropped before"
+        parent = None if self._newest is None else self._newest.checkpoint_id
+        if record.parent != parent and parent is not None:
+            return f"its parent is {record.parent}, but the lineage ends in {parent}"
+        return None
+
+
+class ClaimAnswer(enum.Enum):
+    """How a claim of a slot ended, in one sentence each."""
+
+    WON = "The record is in the log: it has taken effect."
+    RETRY = "The slot is still free: claim it again with the very same record."
+    RECONSIDER = "A checkpoint was completed meanwhile: recover anew from the longer log."
+    SUPERSEDED = "A newer generation is open: decide, commit and delete nothing more, and stop."
+
+
+def judge_claim(proposed: Decision, log: DecisionLog) -> ClaimAnswer:
+    """What became of a claim, from the log read *after* the claim was made, however the claim itself ended.
+
+    A store that failed may have written the record nevertheless; so may one that was slow. Only the log tells.
+    """
+    found = log.at(proposed.slot)
+    if found == proposed:
+        return ClaimAnswer.WON
+    if found is None and proposed.slot == log.next_slot:
+        return ClaimAnswer.RETRY
+    if isinstance(proposed, GenerationOpened) and log.generation < proposed.generation:
+        return ClaimAnswer.RECONSIDER
+    if log.generation > proposed.generation or isinstance(proposed, GenerationOpened):
+        return ClaimAnswer.SUPERSEDED
+    raise InvariantViolation(
+        f"generation {proposed.generation} lost slot {proposed.slot} to itself: two leaders of one generation"
+    )

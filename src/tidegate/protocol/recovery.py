@@ -1,0 +1,156 @@
+"""What a starting run does, decided from stored facts alone.
+
+The edge gathers facts, asks `recover`, does what the answer says, and asks again where the answer was a
+request for more facts. Nothing is changed by asking.
+
+Guarantees:
+- A run never starts from nothing because something could not be read.
+- The newest complete checkpoint of the current lineage is restored whenever it is intact.
+- A damaged one is skipped only where every sink's own record, read after the sink was fenced against older
+  generations, shows that none has committed past the older one. Otherwise its rows would be doubled.
+- Sinks that are ahead of the log mean that the log has lost records, or is of another pipeline: refused.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+
+
+class SinkFacts(msgspec.Struct, frozen=True):
+    """A sink's own record: its last committed epoch (0: none) and the generation that it is fenced at."""
+
+    committed_epoch: int = 0
+    fence: int = 0
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """All that is known so far. `health` maps an examined checkpoint to its damage, None if intact."""
+
+    log: DecisionLog
+    sinks: dict[str, SinkFacts]
+    health: dict[int, str | None] = {}
+    unreadable: tuple[str, ...] = ()
+    has_leftovers: bool = False
+
+
+class StartFresh(msgspec.Struct, frozen=True):
+    """Nothing was ever stored here: open the first generation and start from the beginning."""
+
+
+class StartOver(msgspec.Struct, frozen=True):
+    """Earlier runs ended before their first checkpoint: start from the beginning, no sink shows anything."""
+
+
+class Examine(msgspec.Struct, frozen=True):
+    """Read this checkpoint's manifest and files and ask again with what was found."""
+
+    checkpoint_id: int
+
+
+class FenceSinks(msgspec.Struct, frozen=True):
+    """Fence every sink against generations below this one, read their records anew, and ask again."""
+
+    generation: int
+
+
+class Restore(msgspec.Struct, frozen=True):
+    """Open a generation from this checkpoint, commit its epoch again, and rebuild every stage from it."""
+
+    checkpoint: CheckpointCompleted
+    skipped: tuple[int, ...] = ()
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Change nothing: say what is wrong and what the user can do."""
+
+    why: str
+    way_out: str
+
+
+RecoveryDecision = StartFresh | StartOver | Examine | FenceSinks | Restore | Refuse
+
+
+def checkpoint_name(checkpoint_id: int) -> str:
+    return f"ckpt-{checkpoint_id:06d}"
+
+
+def recover(facts: Facts) -> RecoveryDecision:
+    """Decide how to start."""
+    if facts.unreadable:
+        return Refuse(
+            f"could not read {facts.unreadable[0]}",
+            "make it readable and start again; nothing was changed",
+        )
+    if not len(facts.log):
+        return _without_log(facts)
+    return _behind_the_sinks(facts) or _from_checkpoint(facts)
+
+
+def _without_log(facts: Facts) -> RecoveryDecision:
+    if facts.has_leftovers:
+        return Refuse(
+            "the root holds files of a pipeline but no decision log",
+            "restore the missing log from a backup, or start on an empty root",
+        )
+    ahead = [name for name, sink in facts.sinks.items() if sink.committed_epoch]
+    if ahead:
+        return Refuse(
+            f"the root is empty, but sink {ahead[0]!r} holds epoch {facts.sinks[ahead[0]].committed_epoch} "
+            f"of this pipeline: starting from the beginning would write its rows twice",
+            "start with the root that the pipeline ran on, or give the sink a new table",
+        )
+    return StartFresh()
+
+
+def _behind_the_sinks(facts: Facts) -> Refuse | None:
+    known = 0 if facts.log.newest is None else facts.log.newest.epoch
+    for name, sink in facts.sinks.items():
+        if sink.committed_epoch > known:
+            return Refuse(
+                f"sink {name!r} holds epoch {sink.committed_epoch}, but the decision log ends at epoch {known}",
+                "the log has lost records or belongs to another pipeline; start with the root that the "
+                "sink was written from",
+            )
+    return None
+
+
+def _from_checkpoint(facts: Facts) -> RecoveryDecision:
+    if facts.log.newest is None:
+        return StartOver()
+    damaged: list[str] = []
+    skipped: list[int] = []
+    for candidate in facts.log.lineage():
+        checkpoint_id = candidate.checkpoint_id
+        if checkpoint_id not in facts.health:
+            return Examine(checkpoint_id)
+        damage = facts.health[checkpoint_id]
+        if damage is not None:
+            skipped.append(checkpoint_id)
+            damaged.append(f"{checkpoint_name(checkpoint_id)} is damaged ({damage})")
+            continue
+        if not skipped:
+            return Restore(candidate)
+        return _fall_back(facts, candidate, tuple(skipped), "; ".join(damaged))
+    return Refuse(
+        "no retained checkpoint is intact: " + "; ".join(damaged),
+        "restore the damaged files from a backup, or restore the pipeline from a savepoint",
+    )
+
+
+def _fall_back(
+    facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int, ...], damage: str
+) -> RecoveryDecision:
+    name = checkpoint_name(candidate.checkpoint_id)
+    past = [sink for sink, record in facts.sinks.items() if record.committed_epoch > candidate.epoch]
+    if past:
+        return Refuse(
+            f"{damage}, and sink {past[0]!r} shows rows past {name}, the newest intact one: restoring that "
+            f"alone would write these rows twice",
+            f"tidegate restore --to {name}   (rewinds the pipeline and its tables together)",
+        )
+    fence = facts.log.generation + 1
+    if any(record.fence < fence for record in facts.sinks.values()):
+        return FenceSinks(fence)
+    return Restore(candidate, skipped)

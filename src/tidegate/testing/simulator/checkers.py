@@ -1,0 +1,249 @@
+"""What must always hold, one checker per concern. Each sees the truth, not what a process believes.
+
+A checker raises `SimulationFailure` with its own name, so that a test can tell who caught a defect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
+from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
+
+Manifest = dict[str, StageReport]
+
+
+class SimulationFailure(Exception):
+    """A checker found what must never be."""
+
+    def __init__(self, checker: str, detail: str) -> None:
+        super().__init__(f"{checker}: {detail}")
+        self.checker = checker
+        self.detail = detail
+
+
+class RowsInOrder:
+    """Each stage consumes the rows of each path once, in order."""
+
+    def __init__(self, dag: Dag) -> None:
+        self._dag = dag
+
+    def on_consumed(self, spec: StageSpec, state: Mapping[int, int], path: int, first: int) -> None:
+        if first != state[path]:
+            what = "lost" if first > state[path] else "doubled"
+            raise SimulationFailure(
+                "RowsInOrder",
+                f"stage {spec.name} had {state[path]} rows of path {path} and got rows from {first}: {what}",
+            )
+
+
+class ExactlyOnce:
+    """Every sink shows each row once: nothing is doubled or skipped, and in the end all are there."""
+
+    def __init__(self, dag: Dag) -> None:
+        self._dag = dag
+        self.visible = {name: dict.fromkeys(dag.stages[name].paths.values(), 0) for name in dag.sinks}
+
+    def on_rows_visible(self, sink: str, rows: Ranges) -> None:
+        visible = self.visible[sink]
+        for path, first, after in rows:
+            if first != visible[path]:
+                what = "skipped" if first > visible[path] else "doubled"
+                raise SimulationFailure(
+                    "ExactlyOnce", f"{sink} shows {visible[path]} rows of path {path}, then from {first}: {what}"
+                )
+            visible[path] = after
+
+    def shows_all(self, totals: Mapping[str, int]) -> bool:
+        return all(
+            count == totals[self._dag.source_of[path]]
+            for counts in self.visible.values()
+            for path, count in counts.items()
+        )
+
+
+class ConsistentCut:
+    """No row is after the cut downstream and before it upstream: every reader stands, with what is in flight
+    to it, exactly where the writer's barrier stands."""
+
+    def __init__(self, dag: Dag) -> None:
+        self._dag = dag
+
+    def on_completed(self, checkpoint_id: int, manifest: Manifest) -> None:
+        if manifest.keys() != self._dag.stages.keys():
+            missing = sorted(self._dag.stages.keys() - manifest.keys())
+            raise SimulationFailure("ConsistentCut", f"checkpoint {checkpoint_id} lacks {missing}")
+        for name, spec in self._dag.stages.items():
+            report = manifest[name]
+            in_flight = {found.input: found for found in report.in_flight}
+            for read in spec.inputs:
+                if read not in report.positions:
+                    raise SimulationFailure("ConsistentCut", f"{name} does not say where it stands in {read}")
+                stands = report.positions[read]
+                flying = in_flight.get(read)
+                if flying is not None and flying.after != stands:
+                    raise SimulationFailure("ConsistentCut", f"{name} stands at {stands}, in flight: {flying}")
+                reached = stands if flying is None else flying.through
+                barrier_at = manifest[read].output_sequence
+                if reached != barrier_at:
+                    raise SimulationFailure(
+                        "ConsistentCut",
+                        f"checkpoint {checkpoint_id}: {read} cut after segment {barrier_at}, but {name} holds "
+                        f"segments up to {reached}",
+                    )
+
+
+class SourcePrefix:
+    """An aligned checkpoint shows, at every stage, exactly the rows that its sources had read."""
+
+    def __init__(self, dag: Dag) -> None:
+        self._dag = dag
+
+    def on_completed(self, record: CheckpointCompleted, manifest: Manifest, states: dict[str, dict[int, int]]) -> None:
+        has_in_flight = any(report.in_flight for report in manifest.values())
+        if record.aligned == has_in_flight:
+            raise SimulationFailure("SourcePrefix", f"checkpoint {record.checkpoint_id} is marked wrongly")
+        if not record.aligned:
+            return
+        read = {name: next(iter(states[name].values())) for name in self._dag.sources}
+        for name, state in states.items():
+            for path, count in state.items():
+                if count != read[self._dag.source_of[path]]:
+                    raise SimulationFailure(
+                        "SourcePrefix",
+                        f"aligned checkpoint {record.checkpoint_id}: {name} has {count} rows of path {path}, its "
+                        f"source had read {read[self._dag.source_of[path]]}",
+                    )
+
+
+class MonotoneIds:
+    """No checkpoint id is used by two runs, and each run's ids and epochs only grow."""
+
+    def __init__(self) -> None:
+        self._used: dict[int, int] = {}
+        self._last: dict[int, tuple[int, int]] = {}
+
+    def on_prepared(self, generation: int, checkpoint_id: int, epoch: int) -> None:
+        if self._used.setdefault(checkpoint_id, generation) != generation:
+            raise SimulationFailure(
+                "MonotoneIds",
+                f"checkpoint {checkpoint_id} of generation {generation} was used by {self._used[checkpoint_id]}",
+            )
+        last_id, last_epoch = self._last.get(generation, (0, 0))
+        if checkpoint_id <= last_id or epoch <= last_epoch:
+            raise SimulationFailure("MonotoneIds", f"{checkpoint_id}/{epoch} after {last_id}/{last_epoch}")
+        self._last[generation] = (checkpoint_id, epoch)
+
+
+class NothingNeededDeleted:
+    """Whatever a retained checkpoint refers to is in the store."""
+
+    def __init__(self) -> None:
+        self._references: dict[int, frozenset[str]] = {}
+
+    def on_completed(self, record: CheckpointCompleted, manifest: Manifest) -> None:
+        files = {file for report in manifest.values() for file in report.files}
+        self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
+
+    def check(self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str) -> None:
+        for checkpoint_id in retained:
+            for path in self._references[checkpoint_id]:
+                if path not in stored and path not in damaged:
+                    raise SimulationFailure(
+                        "NothingNeededDeleted", f"{who}: checkpoint {checkpoint_id} needs {path}, which is gone"
+                    )
+
+
+class NoCheckpointLost:
+    """What was completed is what the next generation starts from; sinks show only what was completed."""
+
+    def __init__(self) -> None:
+        self._epochs: set[int] = set()
+        self.damaged_checkpoints: set[int] = set()
+
+    def on_completed(self, record: CheckpointCompleted) -> None:
+        self._epochs.add(record.epoch)
+
+    def on_opened(self, record: GenerationOpened, log: DecisionLog) -> None:
+        lineage = [each.checkpoint_id for each in log.lineage()]
+        skipped = lineage[: lineage.index(record.base)] if record.base in lineage else lineage
+        lost = [checkpoint_id for checkpoint_id in skipped if checkpoint_id not in self.damaged_checkpoints]
+        if lost:
+            raise SimulationFailure(
+                "NoCheckpointLost",
+                f"generation {record.generation} starts from {record.base} although {lost[0]} is intact",
+            )
+
+    def on_epoch_visible(self, sink: str, epoch: int) -> None:
+        if epoch not in self._epochs:
+            raise SimulationFailure("NoCheckpointLost", f"{sink} shows epoch {epoch}, which was never decided")
+
+
+class WatermarkHeldBack:
+    """The watermark that goes out with a commit is not ahead of any source that has event time."""
+
+    def on_announced(self, min_watermark_ms: int | None, watermarks: Mapping[str, int | None]) -> None:
+        if min_watermark_ms is None:
+            return
+        for name, watermark_ms in watermarks.items():
+            if watermark_ms is None or watermark_ms < min_watermark_ms:
+                raise SimulationFailure(
+                    "WatermarkHeldBack", f"{min_watermark_ms} was announced, but {name} is at {watermark_ms}"
+                )
+
+
+class Checkers:
+    """All of them, and the true decision log that they judge by."""
+
+    def __init__(self, dag: Dag) -> None:
+        self.log = DecisionLog()
+        self.completions: list[CheckpointCompleted] = []
+        self.damaged_files: set[str] = set()
+        self.rows_in_order = RowsInOrder(dag)
+        self.exactly_once = ExactlyOnce(dag)
+        self.consistent_cut = ConsistentCut(dag)
+        self.source_prefix = SourcePrefix(dag)
+        self.monotone_ids = MonotoneIds()
+        self.nothing_needed_deleted = NothingNeededDeleted()
+        self.no_checkpoint_lost = NoCheckpointLost()
+        self.watermark_held_back = WatermarkHeldBack()
+
+    def on_claimed(self, record: Decision, objects: Mapping[str, Any]) -> None:
+        """A record was created in the store. Below the start of the log it means nothing."""
+        if record.slot < self.log.first_slot:
+            return
+        if isinstance(record, GenerationOpened):
+            self.no_checkpoint_lost.on_opened(record, self.log)
+        try:
+            self.log.append(record)
+        except TidegateError as error:
+            raise SimulationFailure("DecisionLog", str(error)) from error
+        if isinstance(record, CheckpointCompleted):
+            self._on_completed(record, objects)
+
+    def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any]) -> None:
+        self.completions.append(record)
+        manifest: Manifest = objects[record.manifest].value
+        self.nothing_needed_deleted.on_completed(record, manifest)
+        if not self.damaged_files.isdisjoint(file for report in manifest.values() for file in report.files):
+            # It builds on a file that was lost since: it is as damaged as the one before it.
+            self.no_checkpoint_lost.damaged_checkpoints.add(record.checkpoint_id)
+        self.on_deleted(record.generation, objects.keys())
+        states = {name: objects[report.files[0]].value for name, report in manifest.items()}
+        self.consistent_cut.on_completed(record.checkpoint_id, manifest)
+        self.source_prefix.on_completed(record, manifest, states)
+        self.no_checkpoint_lost.on_completed(record)
+
+    def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:
+        who = f"after generation {by_generation}"
+        self.nothing_needed_deleted.check(self.log.retained, stored, self.damaged_files, who)
+
+    def on_rows_visible(self, sink: str, rows: Ranges) -> None:
+        self.exactly_once.on_rows_visible(sink, rows)
+
+    def on_epoch_visible(self, sink: str, permit: CommitPermit) -> None:
+        self.no_checkpoint_lost.on_epoch_visible(sink, permit.epoch)

@@ -1,0 +1,101 @@
+"""A random DAG, and rows that can be followed through it.
+
+A row is known by the *path* that it took and its offset in its source. Rows keep their order along a path,
+so a stage's state is one count per path, and a range that does not start at the count shows at once that
+rows were lost (it starts later) or doubled (earlier).
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+Ranges = tuple[tuple[int, int, int], ...]
+"""Rows as (path, first offset, offset after the last)."""
+
+
+class StageSpec(msgspec.Struct, frozen=True):
+    """One stage. `paths` maps a path of an input to the path that it continues as here."""
+
+    name: str
+    inputs: tuple[str, ...]
+    is_sink: bool
+    paths: dict[int, int]
+
+    @property
+    def is_source(self) -> bool:
+        return not self.inputs
+
+
+class Dag(msgspec.Struct, frozen=True):
+    stages: dict[str, StageSpec]
+    source_of: dict[int, str]
+    """Which source the rows of a path come from."""
+
+    @property
+    def sources(self) -> list[str]:
+        return [name for name, spec in self.stages.items() if spec.is_source]
+
+    @property
+    def sinks(self) -> list[str]:
+        return [name for name, spec in self.stages.items() if spec.is_sink]
+
+    def readers(self, name: str) -> list[str]:
+        return [reader for reader, spec in self.stages.items() if name in spec.inputs]
+
+
+class DagBuilder:
+    def __init__(self) -> None:
+        self._stages: dict[str, StageSpec] = {}
+        self._source_of: dict[int, str] = {}
+
+    def source(self, name: str) -> DagBuilder:
+        path = len(self._source_of)
+        self._source_of[path] = name
+        self._stages[name] = StageSpec(name, (), False, {path: path})
+        return self
+
+    def stage(self, name: str, *inputs: str, is_sink: bool = False) -> DagBuilder:
+        paths: dict[int, int] = {}
+        for read in inputs:
+            for path in self._stages[read].paths.values():
+                paths[path] = len(self._source_of)
+                self._source_of[paths[path]] = self._source_of[path]
+        self._stages[name] = StageSpec(name, inputs, is_sink, paths)
+        return self
+
+    def build(self) -> Dag:
+        return Dag(self._stages, self._source_of)
+
+
+def random_dag(rng: random.Random) -> Dag:
+    """One to three sources, up to three stages between, one or two sinks; every output is read."""
+    builder = DagBuilder()
+    names = [f"source{index}" for index in range(rng.randint(1, 3))]
+    for name in names:
+        builder.source(name)
+    unread = set(names)
+    for index in range(rng.randint(0, 3)):
+        inputs = rng.sample(names, rng.randint(1, min(3, len(names))))
+        builder.stage(f"stage{index}", *inputs)
+        unread -= set(inputs)
+        names.append(f"stage{index}")
+        unread.add(f"stage{index}")
+    sinks = rng.randint(1, 2)
+    for index in range(sinks):
+        # The last sink reads all that nothing else does, so that no stage works in vain.
+        rest = sorted(unread) if index == sinks - 1 else []
+        inputs = sorted({*rest, rng.choice(names)})
+        builder.stage(f"sink{index}", *inputs, is_sink=True)
+        unread -= set(inputs)
+    return builder.build()
+
+
+def example_dag() -> Dag:
+    """Two sources that meet in a join, an aggregation behind it, and two tables: a diamond."""
+    builder = DagBuilder().source("orders").source("payments")
+    builder.stage("paid", "orders", "payments").stage("totals", "paid")
+    builder.stage("paid_table", "paid", is_sink=True)
+    builder.stage("revenue_table", "totals", "paid", is_sink=True)
+    return builder.build()

@@ -1,0 +1,141 @@
+"""From a seed to a verdict: a safety phase full of faults, then a liveness phase without any."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
+from tidegate.testing.simulator.checkers import SimulationFailure
+from tidegate.testing.simulator.cluster import Cluster, Scenario
+from tidegate.testing.simulator.dag import Dag, random_dag
+from tidegate.testing.simulator.world import Faults
+
+_LIVENESS_MS: Final = 20_000
+
+
+class CheckpointRow(msgspec.Struct, frozen=True):
+    """One completed checkpoint, for people."""
+
+    checkpoint_id: int
+    generation: int
+    aligned: bool
+    source_rows: dict[str, int]
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a seed ended. `failure` is None when every checker was content."""
+
+    seed: int
+    failure: str | None
+    checker: str | None
+    steps: int
+    checkpoints: tuple[CheckpointRow, ...]
+    unaligned: int
+    aborted: int
+    generations: int
+    crashes: int
+    rows: int
+    refused: bool
+
+    @property
+    def replay(self) -> str:
+        return f"tidegate simulate --seed {self.seed}"
+
+
+def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
+    """What happens in the run of this seed. Each kind of fault is absent from about half of the seeds."""
+    rng = random.Random(f"scenario {seed}")
+
+    def sometimes(highest: float) -> float:
+        return rng.random() * highest if rng.random() < 0.5 else 0.0
+
+    def up_to(most: int) -> int:
+        return rng.randint(0, most) if rng.random() < 0.6 else 0
+
+    dag = random_dag(rng) if dag is None else dag
+    modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
+    config = CheckpointConfig(
+        interval_ms=rng.choice((60, 120)),
+        min_pause_ms=rng.choice((0, 20)),
+        timeout_ms=rng.choice((250, 500)),
+        tolerable_failures=3,
+        max_concurrent=rng.choice((1, 1, 2, 3)),
+        max_retained=rng.randint(1, 3),
+        incremental=rng.random() < 0.8,
+        alignment=AlignmentConfig(
+            unaligned=rng.choice(modes), timeout_ms=rng.choice((10, 40)), max_inflight_bytes=rng.choice((0, 300, 10**6))
+        ),
+    )
+    return Scenario(
+        dag=dag,
+        config=config,
+        instances=rng.randint(1, 3),
+        rows={name: rng.choice((0, 1, 60, 250, 500)) for name in dag.sources},
+        faults=Faults(sometimes(0.2), sometimes(0.1), sometimes(0.15), sometimes(0.1)),
+        fault_phase_ms=1_800,
+        crashes=up_to(4),
+        pauses=up_to(3),
+        spurious_elections=up_to(3),
+        drains=1 if rng.random() < 0.15 else 0,
+        damages=1 if rng.random() < 0.1 else 0,
+    )
+
+
+def simulate(seed: int, scenario: Scenario | None = None) -> Outcome:
+    """Run one seed."""
+    scenario = random_scenario(seed) if scenario is None else scenario
+    cluster = Cluster(scenario, seed)
+    failure: str | None = None
+    checker: str | None = None
+    try:
+        _run(cluster, scenario)
+    except SimulationFailure as error:
+        failure, checker = str(error), error.checker
+    except TidegateError as error:
+        failure, checker = f"{type(error).__name__}: {error}", "Protocol"
+    return _outcome(seed, cluster, scenario, failure, checker)
+
+
+def _run(cluster: Cluster, scenario: Scenario) -> None:
+    def done() -> bool:
+        return cluster.refused is not None or cluster.checkers.exactly_once.shows_all(scenario.rows)
+
+    cluster.start()
+    cluster.world.run(scenario.fault_phase_ms)
+    cluster.end_faults()
+    before = len(cluster.checkers.completions)
+    cluster.world.run(scenario.fault_phase_ms + _LIVENESS_MS, done)
+    if cluster.refused is not None:
+        return
+    if not cluster.checkers.exactly_once.shows_all(scenario.rows):
+        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
+    cluster.world.run(
+        cluster.world.now + _LIVENESS_MS, lambda: len(cluster.checkers.completions) > before or cluster.refused is not None
+    )
+    if len(cluster.checkers.completions) == before and cluster.refused is None:
+        raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
+
+
+def _outcome(
+    seed: int, cluster: Cluster, scenario: Scenario, failure: str | None, checker: str | None
+) -> Outcome:
+    completions = cluster.checkers.completions
+    return Outcome(
+        seed=seed,
+        failure=failure,
+        checker=checker,
+        steps=cluster.world.steps,
+        checkpoints=tuple(
+            CheckpointRow(record.checkpoint_id, record.generation, record.aligned, {}) for record in completions
+        ),
+        unaligned=sum(not record.aligned for record in completions),
+        aborted=cluster.aborted,
+        generations=cluster.checkers.log.generation,
+        crashes=cluster.crashes,
+        rows=sum(scenario.rows.values()),
+        refused=cluster.refused is not None,
+    )

@@ -1,0 +1,111 @@
+"""One seed, one queue of events: the clock, the randomness and the processes of a simulated cluster.
+
+Everything that happens is an event at a simulated millisecond. The order of events, every delay and every
+fault is drawn from one generator, so a seed replays a run exactly.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable, Generator
+from typing import Any
+
+import msgspec
+
+Resume = Callable[[Any, Exception | None], None]
+Operation = Callable[["Process", Resume], None]
+"""Something that takes simulated time: it is started for a process, and resumes it with a result or error."""
+
+Task = Generator[Operation, Any, Any]
+"""A flow of one process: yields operations, is resumed with their results, dies with its process."""
+
+
+class Faults(msgspec.Struct):
+    """How likely things go wrong, now. All zero once the faults have ended."""
+
+    lose_message: float = 0.0
+    store_fails: float = 0.0
+    store_fails_after_writing: float = 0.0
+    store_is_slow: float = 0.0
+
+
+class Process:
+    """A process that can crash (losing all that it knows) and pause (losing nothing but time)."""
+
+    __slots__ = ("alive", "incarnation", "name", "paused_until")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.alive = True
+        self.incarnation = 0
+        self.paused_until = 0
+
+    def crash(self) -> None:
+        self.alive = False
+        self.incarnation += 1
+        self.paused_until = 0
+
+    def restart(self) -> None:
+        self.alive = True
+
+
+class World:
+    """The event queue."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.faults = Faults()
+        self.now = 0
+        self.steps = 0
+        self._order = 0
+        self._queue: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
+
+    def after(self, delay_ms: int, process: Process | None, call: Callable[..., None], *arguments: Any) -> None:
+        """Call in `delay_ms`; not if the process has crashed by then, later if it is paused."""
+        self._order += 1
+        incarnation = 0 if process is None else process.incarnation
+        entry = (self.now + delay_ms, self._order, process, incarnation, call, arguments)
+        heapq.heappush(self._queue, entry)
+
+    def run(self, until_ms: int, done: Callable[[], bool] | None = None) -> None:
+        """Let time pass up to `until_ms`, or until `done`, asked now and then."""
+        queue = self._queue
+        while queue and queue[0][0] <= until_ms:
+            moment, order, process, incarnation, call, arguments = heapq.heappop(queue)
+            if process is not None:
+                if incarnation != process.incarnation:
+                    continue
+                if process.paused_until > moment:
+                    entry = (process.paused_until, order, process, incarnation, call, arguments)
+                    heapq.heappush(queue, entry)
+                    continue
+            self.now = moment
+            self.steps += 1
+            call(*arguments)
+            if done is not None and self.steps % 32 == 0 and done():
+                return
+        self.now = max(self.now, until_ms)
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    def delay(self, longest_ms: int) -> int:
+        return int(self.random.random() * longest_ms) + 1
+
+    def spawn(self, process: Process, task: Task) -> None:
+        """Run a task in a process."""
+        self._advance(process, task, None, None)
+
+    def sleep(self, delay_ms: int) -> Operation:
+        def start(process: Process, resume: Resume) -> None:
+            self.after(delay_ms, process, resume, None, None)
+
+        return start
+
+    def _advance(self, process: Process, task: Task, value: Any, error: Exception | None) -> None:
+        try:
+            operation = task.send(value) if error is None else task.throw(error)
+        except StopIteration:
+            return
+        operation(process, lambda result, failure: self._advance(process, task, result, failure))
