@@ -260,7 +260,7 @@ class Aligner:
         if source.closed or source.ended:
             state = "closed" if source.closed else "ended"
             raise ProtocolViolation(
-                f"stage {self._stage!r}: segment {sequence} of {name!r}, which is {state}: it waits in its channel"
+                f"stage {self._stage!r}: segment {sequence} of {name!r} waits in its channel, it is {state}"
             )
         if sequence != source.last_sequence + 1:
             raise ProtocolViolation(
@@ -348,7 +348,7 @@ class Aligner:
             source = self._input(name)
             if not source.position <= position <= source.last_sequence:
                 raise ProtocolViolation(
-                    f"stage {self._stage!r}: batch {batch} consumed {name!r} up to {position}, but it stood at "
+                    f"stage {self._stage!r}: batch {batch} consumed {name!r} up to {position}, but it was at "
                     f"{source.position} and {source.last_sequence} was released"
                 )
         self._batch = batch

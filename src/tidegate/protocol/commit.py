@@ -47,7 +47,7 @@ class CommitPermit:
         return self._generation
 
     def __repr__(self) -> str:
-        return f"CommitPermit(checkpoint {self._checkpoint_id}, epoch {self._epoch}, generation {self._generation})"
+        return f"CommitPermit({self._checkpoint_id}, epoch {self._epoch}, generation {self._generation})"
 
 
 _PROOF: Final = object()

@@ -47,4 +47,3 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _at_least("tolerable_failures", self.tolerable_failures, 0)
         _at_least("max_concurrent", self.max_concurrent, 1)
         _at_least("max_retained", self.max_retained, 1)
-

@@ -9,6 +9,7 @@ Guarantees:
 - From DECIDING on a checkpoint cannot be aborted: its slot in the decision log may have been claimed. Only
   the log tells how it ended.
 - Checkpoints are decided in the order of their ids.
+- Sinks that lag hold new checkpoints back: no more than `max_concurrent` + 1 completed ones wait.
 - A superseded coordinator answers every call with `Superseded`.
 """
 
@@ -259,7 +260,7 @@ class Coordinator:
         if self._draining:
             raise CheckpointError("the pipeline is draining: its last checkpoint is under way or was taken")
         if not self._may_trigger():
-            under_way = ", ".join(str(checkpoint_id) for checkpoint_id in self._active)
+            under_way = ", ".join(str(checkpoint_id) for checkpoint_id in (*self._completed, *self._active))
             raise CheckpointInProgress(
                 f"checkpoint {under_way} is in progress and max_concurrent is {self._config.max_concurrent}"
             )
@@ -347,7 +348,8 @@ class Coordinator:
             raise NoCheckpointInProgress(f"checkpoint {checkpoint_id} is not in progress") from None
 
     def _may_trigger(self) -> bool:
-        return not self._draining and len(self._active) < self._config.max_concurrent
+        most = self._config.max_concurrent
+        return not self._draining and len(self._active) < most and len(self._completed) <= most
 
     def _trigger(self, flags: Flag, now_ms: int) -> Begin:
         if flags & Flag.CANCEL:

@@ -69,9 +69,10 @@ def encode_decision(decision: Decision) -> bytes:
 
 def decode_decision(data: bytes, name: str) -> Decision:
     try:
-        return _decoder.decode(data)
+        decision: Decision = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedLog(f"the decision log's record {name} cannot be read: {error}") from error
+    return decision
 
 
 class DecisionLog:
@@ -286,7 +287,7 @@ class ClaimAnswer(enum.Enum):
 def judge_claim(proposed: Decision, log: DecisionLog) -> ClaimAnswer:
     """What became of a claim, from the log read *after* the claim was made, however the claim itself ended.
 
-    A store that failed may have written the record nevertheless; so may one that was slow. Only the log tells.
+    A store that failed may have written the record nevertheless, a slow one may do it yet. The log tells.
     """
     found = log.at(proposed.slot)
     if found == proposed:

@@ -130,4 +130,5 @@ def encode(message: Message) -> bytes:
 
 def decode(data: bytes) -> Message:
     """Raise `msgspec.ValidationError` on anything that `encode` would not have written."""
-    return _decoder.decode(data)
+    message: Message = _decoder.decode(data)
+    return message

@@ -109,7 +109,7 @@ def _behind_the_sinks(facts: Facts) -> Refuse | None:
     for name, sink in facts.sinks.items():
         if sink.committed_epoch > known:
             return Refuse(
-                f"sink {name!r} holds epoch {sink.committed_epoch}, but the decision log ends at epoch {known}",
+                f"sink {name!r} holds epoch {sink.committed_epoch}, but the decision log ends at {known}",
                 "the log has lost records or belongs to another pipeline; start with the root that the "
                 "sink was written from",
             )

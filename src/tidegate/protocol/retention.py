@@ -39,8 +39,8 @@ def deletable(
 ) -> list[StoredFile]:
     """The stored files that the run of this generation may delete, by the log as it knows it.
 
-    `references`: what each retained checkpoint refers to. `in_use`: what the running pipeline still needs, and
-    what checkpoints under way may refer to.
+    `references`: what each retained checkpoint refers to. `in_use`: what the running pipeline still needs,
+    and what checkpoints under way may refer to.
     """
     if any(checkpoint_id not in references for checkpoint_id in log.retained):
         return []

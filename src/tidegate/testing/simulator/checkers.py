@@ -54,7 +54,8 @@ class ExactlyOnce:
             if first != visible[path]:
                 what = "skipped" if first > visible[path] else "doubled"
                 raise SimulationFailure(
-                    "ExactlyOnce", f"{sink} shows {visible[path]} rows of path {path}, then from {first}: {what}"
+                    "ExactlyOnce",
+                    f"{sink} shows {visible[path]} rows of path {path}, then from {first}: {what}",
                 )
             visible[path] = after
 
@@ -86,13 +87,15 @@ class ConsistentCut:
                 stands = report.positions[read]
                 flying = in_flight.get(read)
                 if flying is not None and flying.after != stands:
-                    raise SimulationFailure("ConsistentCut", f"{name} stands at {stands}, in flight: {flying}")
+                    raise SimulationFailure(
+                        "ConsistentCut", f"{name} stands at {stands}, in flight: {flying}"
+                    )
                 reached = stands if flying is None else flying.through
                 barrier_at = manifest[read].output_sequence
                 if reached != barrier_at:
                     raise SimulationFailure(
                         "ConsistentCut",
-                        f"checkpoint {checkpoint_id}: {read} cut after segment {barrier_at}, but {name} holds "
+                        f"checkpoint {checkpoint_id}: {read} cut after segment {barrier_at}, {name} holds "
                         f"segments up to {reached}",
                     )
 
@@ -103,7 +106,9 @@ class SourcePrefix:
     def __init__(self, dag: Dag) -> None:
         self._dag = dag
 
-    def on_completed(self, record: CheckpointCompleted, manifest: Manifest, states: dict[str, dict[int, int]]) -> None:
+    def on_completed(
+        self, record: CheckpointCompleted, manifest: Manifest, states: dict[str, dict[int, int]]
+    ) -> None:
         has_in_flight = any(report.in_flight for report in manifest.values())
         if record.aligned == has_in_flight:
             raise SimulationFailure("SourcePrefix", f"checkpoint {record.checkpoint_id} is marked wrongly")
@@ -115,8 +120,8 @@ class SourcePrefix:
                 if count != read[self._dag.source_of[path]]:
                     raise SimulationFailure(
                         "SourcePrefix",
-                        f"aligned checkpoint {record.checkpoint_id}: {name} has {count} rows of path {path}, its "
-                        f"source had read {read[self._dag.source_of[path]]}",
+                        f"aligned checkpoint {record.checkpoint_id}: {name} has {count} rows of path {path}, "
+                        f"its source had read {read[self._dag.source_of[path]]}",
                     )
 
 
@@ -131,7 +136,7 @@ class MonotoneIds:
         if self._used.setdefault(checkpoint_id, generation) != generation:
             raise SimulationFailure(
                 "MonotoneIds",
-                f"checkpoint {checkpoint_id} of generation {generation} was used by {self._used[checkpoint_id]}",
+                f"generation {generation} uses id {checkpoint_id}, used by {self._used[checkpoint_id]}",
             )
         last_id, last_epoch = self._last.get(generation, (0, 0))
         if checkpoint_id <= last_id or epoch <= last_epoch:
@@ -149,12 +154,15 @@ class NothingNeededDeleted:
         files = {file for report in manifest.values() for file in report.files}
         self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
 
-    def check(self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str) -> None:
+    def check(
+        self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str
+    ) -> None:
         for checkpoint_id in retained:
             for path in self._references[checkpoint_id]:
                 if path not in stored and path not in damaged:
                     raise SimulationFailure(
-                        "NothingNeededDeleted", f"{who}: checkpoint {checkpoint_id} needs {path}, which is gone"
+                        "NothingNeededDeleted",
+                        f"{who}: checkpoint {checkpoint_id} needs {path}, which is gone",
                     )
 
 
@@ -180,7 +188,9 @@ class NoCheckpointLost:
 
     def on_epoch_visible(self, sink: str, epoch: int) -> None:
         if epoch not in self._epochs:
-            raise SimulationFailure("NoCheckpointLost", f"{sink} shows epoch {epoch}, which was never decided")
+            raise SimulationFailure(
+                "NoCheckpointLost", f"{sink} shows epoch {epoch}, which was never decided"
+            )
 
 
 class WatermarkHeldBack:

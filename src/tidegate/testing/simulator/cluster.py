@@ -44,7 +44,8 @@ class Cluster:
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
         self.instances = {
-            name: SimulatedInstance(self, name) for name in (f"i{index}" for index in range(scenario.instances))
+            name: SimulatedInstance(self, name)
+            for name in (f"i{index}" for index in range(scenario.instances))
         }
         self.refused: Refuse | None = None
         self.aborted = 0
@@ -77,7 +78,9 @@ class Cluster:
             if instance.process.alive
         }
 
-    def assign(self, generation: int, members: list[str], base: Manifest | None) -> dict[str, tuple[str, ...]]:
+    def assign(
+        self, generation: int, members: list[str], base: Manifest | None
+    ) -> dict[str, tuple[str, ...]]:
         """Spread the stages over the members, and lay the channels of the generation."""
         placed: dict[str, list[str]] = {name: [] for name in members}
         for stage in self.dag.stages:
@@ -88,9 +91,6 @@ class Cluster:
 
     def assigned(self, generation: int, instance: str) -> bool:
         return bool(self._assignments.get(generation, {}).get(instance))
-
-    def flag(self, flags: int) -> Flag:
-        return Flag(flags)
 
     def check_watermark(self, generation: int, min_watermark_ms: int | None) -> None:
         watermarks = {
@@ -122,7 +122,9 @@ class Cluster:
 
     def elect(self, name: str | None = None) -> None:
         """Make an instance the leader. The old one is not told, and nobody asks whether it is dead."""
-        alive = [each for each in self.members() if self.instances[each].process.paused_until <= self.world.now]
+        alive = [
+            each for each in self.members() if self.instances[each].process.paused_until <= self.world.now
+        ]
         if not alive:
             return
         chosen = name if name in alive else self.world.random.choice(alive)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from tidegate.errors import StoreUnavailable
+from tidegate.errors import CheckpointError, StoreUnavailable
 from tidegate.protocol.commit import CommitPermit, RetryPause, SinkCommits, permit_commit
 from tidegate.protocol.coordinator import (
     Abort,
@@ -47,7 +48,7 @@ from tidegate.testing.simulator.world import Operation, Task
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from tidegate.protocol.messages import Barrier
+    from tidegate.protocol.messages import Barrier, Flag
     from tidegate.testing.simulator.cluster import Cluster
 
 TICK_MS = 25
@@ -75,6 +76,9 @@ class SimulatedLeader:
 
     def stop(self) -> None:
         self.stopped = True
+
+    def has_stopped(self) -> bool:
+        return self.stopped
 
     # -- opening a generation ---------------------------------------------------------------------
 
@@ -145,7 +149,9 @@ class SimulatedLeader:
             for name, stages in assignment.items()
         }
         if base is not None:
-            self._commits.on_permit(permit_commit(self._log, base.checkpoint_id, self.generation), self._world.now)
+            self._commits.on_permit(
+                permit_commit(self._log, base.checkpoint_id, self.generation), self._world.now
+            )
         self.is_open = True
         self._tick()
 
@@ -193,10 +199,9 @@ class SimulatedLeader:
 
     def _claim(self, proposed: Decision) -> Task:
         while True:
-            try:
+            # However the claim ends, it may have been written: the log tells.
+            with suppress(StoreUnavailable):
                 yield self._store.claim(proposed)
-            except StoreUnavailable:
-                pass  # it may have been written nevertheless: the log tells
             log = yield from self._read_log()
             answer = judge_claim(proposed, log)
             if answer is not ClaimAnswer.RETRY:
@@ -239,10 +244,11 @@ class SimulatedLeader:
         for member in self._members:
             self._announce_to(member.instance)
 
-    def trigger(self, flags: int) -> None:
+    def trigger(self, flags: Flag) -> None:
         """A user asks for a checkpoint."""
-        if self.is_open and not self.stopped and len(self._coordinator.active) < self._cluster.config.max_concurrent:
-            self._execute([self._coordinator.trigger(self._world.now, self._cluster.flag(flags))])
+        if self.is_open and not self.stopped:
+            with suppress(CheckpointError):
+                self._execute([self._coordinator.trigger(self._world.now, flags)])
 
     def on_seen(self, generation: int, instance: str, sequence: int) -> None:
         if not self.stopped and generation == self.generation:
@@ -347,7 +353,7 @@ class SimulatedLeader:
         self._log.append(proposed)
         self._manifests[checkpoint_id] = manifest
         self._quorums.pop(checkpoint_id, None)
-        if self.stopped:
+        if self.has_stopped():
             return
         self._coordinator.on_slot_won(checkpoint_id, self._world.now)
         self._cluster.check_watermark(self.generation, min_watermark_ms)

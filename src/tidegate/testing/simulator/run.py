@@ -67,7 +67,9 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
         max_retained=rng.randint(1, 3),
         incremental=rng.random() < 0.8,
         alignment=AlignmentConfig(
-            unaligned=rng.choice(modes), timeout_ms=rng.choice((10, 40)), max_inflight_bytes=rng.choice((0, 300, 10**6))
+            unaligned=rng.choice(modes),
+            timeout_ms=rng.choice((10, 40)),
+            max_inflight_bytes=rng.choice((0, 300, 10**6)),
         ),
     )
     return Scenario(
@@ -112,9 +114,12 @@ def _run(cluster: Cluster, scenario: Scenario) -> None:
     if cluster.refused is not None:
         return
     if not cluster.checkers.exactly_once.shows_all(scenario.rows):
-        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
+        raise SimulationFailure(
+            "Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}"
+        )
     cluster.world.run(
-        cluster.world.now + _LIVENESS_MS, lambda: len(cluster.checkers.completions) > before or cluster.refused is not None
+        cluster.world.now + _LIVENESS_MS,
+        lambda: len(cluster.checkers.completions) > before or cluster.refused is not None,
     )
     if len(cluster.checkers.completions) == before and cluster.refused is None:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
@@ -130,7 +135,8 @@ def _outcome(
         checker=checker,
         steps=cluster.world.steps,
         checkpoints=tuple(
-            CheckpointRow(record.checkpoint_id, record.generation, record.aligned, {}) for record in completions
+            CheckpointRow(record.checkpoint_id, record.generation, record.aligned, {})
+            for record in completions
         ),
         unaligned=sum(not record.aligned for record in completions),
         aborted=cluster.aborted,
