@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import msgspec
+
 from tidegate.errors import TidegateError
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
 from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
+from tidegate.testing.simulator.world import World
 
 Manifest = dict[str, StageReport]
 
@@ -206,12 +209,21 @@ class WatermarkHeldBack:
                 )
 
 
+class Completion(msgspec.Struct, frozen=True):
+    """A checkpoint that was completed, as it stands in the store."""
+
+    record: CheckpointCompleted
+    manifest: Manifest
+    completed_ms: int
+
+
 class Checkers:
     """All of them, and the true decision log that they judge by."""
 
-    def __init__(self, dag: Dag) -> None:
+    def __init__(self, dag: Dag, world: World) -> None:
         self.log = DecisionLog()
-        self.completions: list[CheckpointCompleted] = []
+        self.completions: list[Completion] = []
+        self._world = world
         self.damaged_files: set[str] = set()
         self.rows_in_order = RowsInOrder(dag)
         self.exactly_once = ExactlyOnce(dag)
@@ -236,8 +248,11 @@ class Checkers:
             self._on_completed(record, objects)
 
     def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any]) -> None:
-        self.completions.append(record)
         manifest: Manifest = objects[record.manifest].value
+        self.completions.append(Completion(record, manifest, self._world.now))
+        self._world.note(
+            "checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation
+        )
         self.nothing_needed_deleted.on_completed(record, manifest)
         if not self.damaged_files.isdisjoint(file for report in manifest.values() for file in report.files):
             # It builds on a file that was lost since: it is as damaged as the one before it.

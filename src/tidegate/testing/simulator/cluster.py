@@ -40,7 +40,7 @@ class Cluster:
         self.world = World(seed)
         self.dag = scenario.dag
         self.config = scenario.config
-        self.checkers = Checkers(scenario.dag)
+        self.checkers = Checkers(scenario.dag, self.world)
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
         self.instances = {
@@ -135,6 +135,7 @@ class Cluster:
         claimant = f"{chosen}#{self._elections}"
         self._leader = SimulatedLeader(self, self.instances[chosen], claimant)
         self._leaders[claimant] = self._leader
+        self.world.note("{} is elected", claimant)
         self._leader.begin()
 
     def _supervise(self) -> None:
@@ -160,6 +161,7 @@ class Cluster:
         if not damaged or not damaged <= self.checkers.no_checkpoint_lost.damaged_checkpoints:
             raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal.why}")
         self.refused = refusal
+        self.world.note("recovery refuses: {}", refusal.why)
 
     # -- faults -----------------------------------------------------------------------------------
 
@@ -182,6 +184,7 @@ class Cluster:
 
     def end_faults(self) -> None:
         self._faults_end = True
+        self.world.note("the faults end")
         self.world.faults = Faults()
         for instance in self.instances.values():
             instance.process.paused_until = 0
@@ -194,6 +197,7 @@ class Cluster:
         if not instance.process.alive:
             return
         self.crashes += 1
+        self.world.note("{} crashes", instance.name)
         instance.process.crash()
         for stage in instance.stages.values():
             stage.stopped = True
@@ -207,6 +211,7 @@ class Cluster:
     def _restart(self, instance: SimulatedInstance) -> None:
         if not instance.process.alive:
             instance.process.restart()
+            self.world.note("{} is up again", instance.name)
             instance.start_ticking()
             self.world.after(self.world.delay(50), None, self._notice, instance)
 
@@ -228,6 +233,7 @@ class Cluster:
         process = self.instances[name].process
         if process.alive:
             process.paused_until = self.world.now + self.world.delay(600)
+            self.world.note("{} is paused until {} ms", name, process.paused_until)
             self.world.after(self.world.delay(100), None, self.elect)
 
     def _drain(self) -> None:
@@ -245,6 +251,7 @@ class Cluster:
         paths = sorted(report.files[0] for report in manifest.values())
         path = self.world.random.choice([newest.manifest, *paths])
         del self.store.objects[path]
+        self.world.note("{} is lost", path)
         self.checkers.damaged_files.add(path)
         lost = self.checkers.no_checkpoint_lost.damaged_checkpoints
         for record in self.checkers.log.lineage():

@@ -70,6 +70,7 @@ class SimulatedInstance:
         for stage in self.stages.values():
             stage.stopped = True
         self.forget()
+        self.world.note("{} runs {} in generation {}", self.name, list(order.stages), order.generation)
         self.generation = order.generation
         self._leader = order.leader
         self._reader = AnnouncementReader(order.generation)

@@ -75,6 +75,8 @@ class SimulatedLeader:
         self._world.spawn(self._process, self._lead())
 
     def stop(self) -> None:
+        if not self.stopped:
+            self._world.note("{} leads no more", self._claimant)
         self.stopped = True
 
     def has_stopped(self) -> bool:
@@ -113,6 +115,9 @@ class SimulatedLeader:
             if answer is ClaimAnswer.WON:
                 self._log = log
                 self.generation = proposed.generation
+                self._world.note(
+                    "{} opened generation {} from {}", self._claimant, self.generation, proposed.base
+                )
                 yield from self._open(members, base)
                 return
             if answer is ClaimAnswer.SUPERSEDED:
@@ -240,6 +245,7 @@ class SimulatedLeader:
     def _announce(
         self, phase: AnnouncedPhase, barrier: Barrier, attempt: int, min_watermark_ms: int | None = None
     ) -> None:
+        self._world.note("{} announces {} of {}", self._claimant, phase.value, barrier)
         self._announcements.announce(phase, barrier, attempt, min_watermark_ms)
         for member in self._members:
             self._announce_to(member.instance)
@@ -286,7 +292,8 @@ class SimulatedLeader:
                     self._begins.append(action)
                     if len(self._begins) == 1:
                         self._world.spawn(self._process, self._begin_all())
-                case Abort(barrier):
+                case Abort(barrier, reason, detail):
+                    self._world.note("{} aborts {}: {}, {}", self._claimant, barrier, reason.value, detail)
                     self._quorums.pop(barrier.checkpoint_id, None)
                     self._cluster.aborted += 1
                     self._announce(AnnouncedPhase.ABORT, barrier, 0)
@@ -384,6 +391,7 @@ class SimulatedLeader:
         except StoreUnavailable as error:
             self._commits.on_failed(sink, str(error), self._world.now)
             return
+        self._world.note("{} committed epoch {} to {}: {}", self._claimant, permit.epoch, sink, result)
         if isinstance(result, Fenced):
             self.stop()
             return
@@ -417,6 +425,7 @@ class SimulatedLeader:
         )
         unneeded = deletable(log, self.generation, references, stored, in_use)
         if unneeded and not self.stopped:
+            self._world.note("{} deletes {} files", self._claimant, len(unneeded))
             yield from self._insist(self._store.delete([file.path for file in unneeded], self.generation))
         yield from self._insist(self._store.trim_log(log.first_slot))
 

@@ -9,21 +9,12 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
-from tidegate.testing.simulator.checkers import SimulationFailure
+from tidegate.testing.simulator.checkers import Completion, SimulationFailure
 from tidegate.testing.simulator.cluster import Cluster, Scenario
 from tidegate.testing.simulator.dag import Dag, random_dag
 from tidegate.testing.simulator.world import Faults
 
 _LIVENESS_MS: Final = 20_000
-
-
-class CheckpointRow(msgspec.Struct, frozen=True):
-    """One completed checkpoint, for people."""
-
-    checkpoint_id: int
-    generation: int
-    aligned: bool
-    source_rows: dict[str, int]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -33,13 +24,20 @@ class Outcome(msgspec.Struct, frozen=True):
     failure: str | None
     checker: str | None
     steps: int
-    checkpoints: tuple[CheckpointRow, ...]
-    unaligned: int
+    completions: tuple[Completion, ...]
     aborted: int
     generations: int
     crashes: int
-    rows: int
-    refused: bool
+    rows: dict[str, int]
+    visible: dict[str, int]
+    """Rows that each sink shows, over all paths that lead to it."""
+    expected: dict[str, int]
+    refused: str | None
+    trace: tuple[str, ...]
+
+    @property
+    def unaligned(self) -> int:
+        return sum(not completion.record.aligned for completion in self.completions)
 
     @property
     def replay(self) -> str:
@@ -87,10 +85,12 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
     )
 
 
-def simulate(seed: int, scenario: Scenario | None = None) -> Outcome:
-    """Run one seed."""
+def simulate(seed: int, scenario: Scenario | None = None, *, trace: bool = False) -> Outcome:
+    """Run one seed. The same seed and scenario give the same outcome, to the last event."""
     scenario = random_scenario(seed) if scenario is None else scenario
     cluster = Cluster(scenario, seed)
+    if trace:
+        cluster.world.trace = []
     failure: str | None = None
     checker: str | None = None
     try:
@@ -128,20 +128,22 @@ def _run(cluster: Cluster, scenario: Scenario) -> None:
 def _outcome(
     seed: int, cluster: Cluster, scenario: Scenario, failure: str | None, checker: str | None
 ) -> Outcome:
-    completions = cluster.checkers.completions
+    checkers = cluster.checkers
     return Outcome(
         seed=seed,
         failure=failure,
         checker=checker,
         steps=cluster.world.steps,
-        checkpoints=tuple(
-            CheckpointRow(record.checkpoint_id, record.generation, record.aligned, {})
-            for record in completions
-        ),
-        unaligned=sum(not record.aligned for record in completions),
+        completions=tuple(checkers.completions),
         aborted=cluster.aborted,
-        generations=cluster.checkers.log.generation,
+        generations=checkers.log.generation,
         crashes=cluster.crashes,
-        rows=sum(scenario.rows.values()),
-        refused=cluster.refused is not None,
+        rows=scenario.rows,
+        visible={sink: sum(counts.values()) for sink, counts in checkers.exactly_once.visible.items()},
+        expected={
+            sink: sum(scenario.rows[scenario.dag.source_of[path]] for path in counts)
+            for sink, counts in checkers.exactly_once.visible.items()
+        },
+        refused=None if cluster.refused is None else cluster.refused.why,
+        trace=tuple(cluster.world.trace or ()),
     )

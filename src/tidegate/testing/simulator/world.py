@@ -58,6 +58,7 @@ class World:
         self.faults = Faults()
         self.now = 0
         self.steps = 0
+        self.trace: list[str] | None = None
         self._order = 0
         self._queue: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
 
@@ -88,6 +89,11 @@ class World:
             if done is not None and self.steps % 32 == 0 and done():
                 return
         self.now = max(self.now, until_ms)
+
+    def note(self, template: str, *values: object) -> None:
+        """Tell the trace, if one is kept, what happened."""
+        if self.trace is not None:
+            self.trace.append(f"{self.now:>6} ms  {template.format(*values)}")
 
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability

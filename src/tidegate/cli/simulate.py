@@ -1,0 +1,162 @@
+"""`tidegate simulate`: search simulated runs for a broken guarantee."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tidegate.testing.simulator import Outcome, random_scenario, simulate
+
+_CHUNK = 25
+
+
+class Tally(msgspec.Struct):
+    """What the seeds of one search did together."""
+
+    seeds: int = 0
+    failures: list[dict[str, object]] = []
+    checkpoints: int = 0
+    unaligned: int = 0
+    aborted: int = 0
+    generations: int = 0
+    crashes: int = 0
+    refused: int = 0
+    steps: int = 0
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.checkpoints += len(outcome.completions)
+        self.unaligned += outcome.unaligned
+        self.aborted += outcome.aborted
+        self.generations += outcome.generations
+        self.crashes += outcome.crashes
+        self.refused += outcome.refused is not None
+        self.steps += outcome.steps
+        if outcome.failure is not None:
+            self.failures.append({"seed": outcome.seed, "failure": outcome.failure, "replay": outcome.replay})
+
+    def merge(self, other: Tally) -> None:
+        for field in self.__struct_fields__:
+            setattr(self, field, getattr(self, field) + getattr(other, field))
+
+
+def simulate_command(
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1000,
+    first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Replay this one seed, with all that happens.")
+    ] = None,
+    jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+) -> None:
+    """Run the checkpoint protocol on simulated clusters full of faults, and check every guarantee.
+
+    One seed is one run: a random DAG over several simulated driver processes, with lost messages, crashes,
+    changes of leader, old leaders that come back, and a store that fails, also after having written. A seed
+    that breaks a guarantee is printed with the command that replays it. Exits with 1 if there was one.
+
+    Example: tidegate simulate --seeds 5000
+    """
+    if seed is not None:
+        _replay(seed, as_json)
+        return
+    started = time.monotonic()
+    tally = _search(first, seeds, jobs or os.cpu_count() or 1, quiet=as_json)
+    seconds = time.monotonic() - started
+    if as_json:
+        typer.echo(json.dumps({**msgspec.to_builtins(tally), "seconds": round(seconds, 3)}))
+    else:
+        _print_tally(tally, seconds)
+    if tally.failures:
+        raise typer.Exit(1)
+
+
+def run_chunk(first: int, count: int) -> Tally:
+    """Run some seeds in this process."""
+    tally = Tally()
+    for seed in range(first, first + count):
+        tally.add(simulate(seed))
+    return tally
+
+
+def _search(first: int, seeds: int, jobs: int, *, quiet: bool) -> Tally:
+    total = Tally()
+    columns = (
+        TextColumn("simulating"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[found]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
+        task = progress.add_task("seeds", total=seeds, found="")
+        for tally in _tallies(first, seeds, jobs):
+            total.merge(tally)
+            found = f"[red]{len(total.failures)} failed" if total.failures else ""
+            progress.update(task, completed=total.seeds, found=found)
+    return total
+
+
+def _tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
+    chunks = [(start, min(_CHUNK, first + seeds - start)) for start in range(first, first + seeds, _CHUNK)]
+    if jobs == 1 or len(chunks) == 1:
+        yield from (run_chunk(start, count) for start, count in chunks)
+        return
+    with ProcessPoolExecutor(jobs) as pool:
+        yield from pool.map(run_chunk, *zip(*chunks, strict=True))
+
+
+def _print_tally(tally: Tally, seconds: float) -> None:
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{tally.seeds:,} seeds, {tally.steps:,} events in {seconds:.1f} s")
+    console.print(
+        f"{tally.checkpoints:,} checkpoints completed ({tally.unaligned:,} unaligned), "
+        f"{tally.aborted:,} aborted"
+    )
+    console.print(
+        f"{tally.crashes:,} crashes, {tally.generations:,} generations, "
+        f"{tally.refused:,} recoveries refused because a checkpoint was damaged"
+    )
+    for failure in tally.failures[:20]:
+        console.print(f"[red]seed {failure['seed']}[/]: {failure['failure']}")
+        console.print(f"    replay it with: {failure['replay']}")
+    if len(tally.failures) > 20:
+        console.print(f"… and {len(tally.failures) - 20} more")
+    if tally.failures:
+        console.print(f"[red]{len(tally.failures)} of {tally.seeds} seeds broke a guarantee")
+    else:
+        console.print("[green]nothing lost, nothing twice, every guarantee held")
+
+
+def _replay(seed: int, as_json: bool) -> None:
+    outcome = simulate(seed, trace=True)
+    if as_json:
+        typer.echo(
+            json.dumps(
+                {"seed": seed, "failure": outcome.failure, "steps": outcome.steps, "trace": outcome.trace}
+            )
+        )
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        scenario = random_scenario(seed)
+        shape = ", ".join(
+            f"{name} ← {' + '.join(spec.inputs)}" if spec.inputs else name
+            for name, spec in scenario.dag.stages.items()
+        )
+        console.print(f"seed {seed}: {shape}, on {scenario.instances} instance(s)", markup=False)
+        console.print(f"rows: {scenario.rows}; {scenario.config}; {scenario.faults}", markup=False)
+        for line in outcome.trace:
+            console.print(line, markup=False)
+        verdict = f"[red]{outcome.failure}" if outcome.failure else "[green]every guarantee held"
+        console.print(verdict)
+    if outcome.failure:
+        raise typer.Exit(1)

@@ -1,0 +1,80 @@
+"""Documents are true: their diagrams, commands and examples are checked."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools.diagrams import rendered
+
+ROOT = Path(__file__).parents[1]
+
+# What each command of README.md is tried with here, so that it ends soon. `./dev` itself is left to CI, which
+# runs it in a fresh clone: here it would make an environment inside a test.
+COMMANDS: dict[str, list[str] | None] = {
+    "./dev demo": ["tidegate", "demo"],
+    "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
+    "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
+    "./dev soak": ["tidegate", "simulate", "--seeds", "1"],
+    "./dev bench protocol": ["python", "-m", "benchmarks", "protocol", "--help"],
+    "./dev check": None,  # this very run
+    "./dev test": None,
+}
+
+
+def documented_commands() -> set[str]:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    fenced = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line.split("#")[0].strip() for block in fenced for line in block.splitlines()]
+    in_table = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
+    return {line for line in [*lines, *in_table] if line.startswith(("./dev", "tidegate"))}
+
+
+def test_every_command_in_the_readme_is_known_here() -> None:
+    assert documented_commands() == COMMANDS.keys()
+
+
+@pytest.mark.parametrize("command", [command for command, tried in COMMANDS.items() if tried is not None])
+def test_a_command_of_the_readme_runs(command: str) -> None:
+    tried = COMMANDS[command]
+    assert tried is not None
+    program = str(Path(sys.executable).with_name(tried[0]))
+    done = subprocess.run(
+        [program, *tried[1:]], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    subcommand = shlex.split(command)[1]
+    assert re.search(rf"^  {subcommand}\b", dev_help(), re.MULTILINE)
+
+
+def dev_help() -> str:
+    done = subprocess.run([str(ROOT / "dev"), "help"], capture_output=True, text=True, timeout=60, check=True)
+    return done.stdout
+
+
+def test_the_python_example_of_the_readme_prints_what_it_says() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True
+    )
+    promised = re.findall(r"^print\(.*\)\s+# (.*)$", example, re.MULTILINE)
+    assert promised
+    assert done.stdout.splitlines() == promised
+
+
+def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert text == rendered(text), "run ./dev docs"
+
+
+@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"])
+def test_links_between_documents_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)\)", text):
+        assert (ROOT / target).exists(), target
