@@ -21,7 +21,8 @@ Guarantees:
   the bound while it is recorded abandons the checkpoint.
 - A sink and a DRAIN barrier are never cut unaligned. After a DRAIN cut nothing flows.
 - An input that has ended counts as aligned once its last segment is consumed.
-- No message costs more than O(1), but the one that cuts: O(inputs).
+- A message costs O(1), but for the one that starts, cuts or ends a checkpoint: O(inputs). A commit costs what
+  it consumed.
 
 The stage tells a committed batch only after its output segment was appended, so a barrier that is
 forwarded on a `Cut` stands right behind the output of the batch that is the cut.
@@ -294,7 +295,9 @@ class Aligner:
             raise BarrierConflict(
                 f"stage {self._stage!r}: {name!r} sent {barrier}, but the first of it was {alignment.barrier}"
             )
-        actions = self._overtake(name, checkpoint_id)
+        actions: Actions = []
+        if self._recording or alignment is not self._aligning:
+            actions += self._overtake(name, checkpoint_id)
         if alignment is None:
             alignment = self._start(barrier, now_ms)
         elif barrier.is_unaligned:
@@ -475,10 +478,11 @@ class Aligner:
         actions: Actions = [Cut(barrier, self._batch, positions, cause, now_ms - alignment.started_ms)]
         self._aligning = None
         for name, source in self._inputs.items():
-            in_flight = InFlight(name, source.position, source.last_sequence, source.unconsumed_bytes)
             if source.unconsumed or name in alignment.missing:
-                alignment.in_flight[name] = in_flight
-                alignment.inflight_bytes += in_flight.size_bytes
+                alignment.in_flight[name] = InFlight(
+                    name, source.position, source.last_sequence, source.unconsumed_bytes
+                )
+                alignment.inflight_bytes += source.unconsumed_bytes
         if alignment.missing:
             alignment.move(AlignmentEvent.CUT_WITH_LATE_BARRIERS)
             self._recording.append(alignment)

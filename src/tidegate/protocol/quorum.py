@@ -223,5 +223,6 @@ class Quorum:
                 continue
             if watermark_ms is None:
                 return None
-            lowest = watermark_ms if lowest is None else min(lowest, watermark_ms)
+            if lowest is None or watermark_ms < lowest:
+                lowest = watermark_ms
         return lowest

@@ -1,0 +1,92 @@
+"""`python -m benchmarks [NAME…]`: run the benchmarks of these names, or all."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final, TextIO
+
+from rich.console import Console
+
+from benchmarks import protocol
+from benchmarks.measure import Benchmark, Result, WrongWork, measure_rounds, summarize
+from benchmarks.report import describe_load, describe_machine, print_table, write_json_lines
+
+BENCHMARKS: Final[Mapping[str, Benchmark]] = {
+    "protocol": protocol.BENCHMARK,
+}
+
+_PIPED_WIDTH: Final = 128
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Return 0 whether or not targets are met, 1 if something could not be measured."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    for name in options.names:
+        if name not in BENCHMARKS:
+            parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
+    if options.rounds is not None and options.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if not 0 < options.scale < math.inf:
+        parser.error("--scale must be a number above 0")
+    with ExitStack() as stack:
+        out: TextIO | None = None
+        if options.out is not None:
+            try:
+                out = stack.enter_context(options.out.open("w", encoding="utf-8"))
+            except OSError as error:
+                parser.error(f"cannot write {options.out}: {error.strerror}")
+        try:
+            for name in options.names or BENCHMARKS:
+                _run(name, options.rounds or BENCHMARKS[name].rounds, options.scale, options.json, out)
+        except WrongWork as error:
+            print(f"benchmarks: {name} was not measured: {error}", file=sys.stderr)
+            return 1
+    return 0
+
+
+def _run(name: str, rounds: int, scale: float, as_json: bool, out: TextIO | None) -> None:
+    benchmark, machine = BENCHMARKS[name], describe_machine()
+    header = f"{name}: {machine}, {describe_load()}"
+    results = _measure(name, benchmark, rounds, scale, machine)
+    if out is not None:
+        write_json_lines(results, out)
+    if as_json:
+        write_json_lines(results, sys.stdout)
+        return
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    print_table(results, benchmark.notes, header, console)
+
+
+def _measure(name: str, benchmark: Benchmark, rounds: int, scale: float, machine: str) -> list[Result]:
+    measured = []
+    for values in measure_rounds(benchmark.cases(scale), rounds):
+        measured.append(values)
+        # A line a round, not a progress bar: its thread would be measured too.
+        print(f"{name}: round {len(measured)} of {rounds}", file=sys.stderr)
+    return summarize(name, machine, measured)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="./dev bench",
+        description="Measure Tidegate. Targets are reported as met or missed; missing one is no error.",
+        epilog="benchmarks: " + "; ".join(f"{name} ({each.about})" for name, each in BENCHMARKS.items()),
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmarks to run (default: all)")
+    parser.add_argument("--rounds", type=int, help="how often each case is measured (default: its own)")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="share of the usual work per measurement (default: 1)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON lines, one per case, and no table")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON lines into this file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""Cases, measured in interleaved rounds.
+
+Every round measures every case once, so that whatever else the machine does falls on all of them alike, and
+what is compared (`Derived`) is compared within a round. A case is told by the median of its rounds; the
+smallest and the largest say how far to trust it.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+CLOCK: Final = "CPU time of this process (time.process_time_ns), garbage collector on"
+
+
+class WrongWork(Exception):
+    """The code under measurement did not do what it was measured for: its numbers would mean nothing."""
+
+
+class Target(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What the median is held to. One of the two is set."""
+
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def is_met_by(self, value: float) -> bool:
+        return (self.at_least is None or value >= self.at_least) and (
+            self.at_most is None or value <= self.at_most
+        )
+
+
+class Case(msgspec.Struct, frozen=True, eq=False):
+    """One thing to measure. `measure` does it once, and returns a value in the unit."""
+
+    name: str
+    parameters: dict[str, int]
+    unit: str
+    measure: Callable[[], float]
+    target: Target | None = None
+
+
+Round = Mapping[Case, float]
+
+
+class Derived(msgspec.Struct, frozen=True, eq=False):
+    """A value that follows from those of the same round."""
+
+    name: str
+    parameters: dict[str, int]
+    unit: str
+    value: Callable[[Round], float]
+    target: Target | None = None
+
+
+class Benchmark(msgspec.Struct, frozen=True):
+    """`notes` say how it measures. `cases` takes the scale: the share of the usual work that each measurement
+    does."""
+
+    about: str
+    notes: str
+    rounds: int
+    cases: Callable[[float], Sequence[Case | Derived]]
+
+
+class Result(msgspec.Struct, frozen=True):
+    benchmark: str
+    name: str
+    parameters: dict[str, int]
+    unit: str
+    median: float
+    min: float
+    max: float
+    rounds: int
+    target: Target | None
+    met: bool | None
+    clock: str
+    machine: str
+
+
+def cpu_ns(work: Callable[[], None]) -> int:
+    """The CPU time that `work` takes, with the garbage of whatever ran before out of its way."""
+    gc.collect()
+    start = time.process_time_ns()
+    work()
+    return time.process_time_ns() - start
+
+
+def measure_rounds(cases: Sequence[Case | Derived], rounds: int) -> Iterator[dict[Case | Derived, float]]:
+    """Yield the values of each round, in the order of the cases."""
+    for _ in range(rounds):
+        measured = {case: case.measure() for case in cases if isinstance(case, Case)}
+        yield {case: measured[case] if isinstance(case, Case) else case.value(measured) for case in cases}
+
+
+def summarize(benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Derived, float]]) -> list[Result]:
+    results: list[Result] = []
+    for case in rounds[0]:
+        values = [values[case] for values in rounds]
+        median = statistics.median(values)
+        results.append(
+            Result(
+                benchmark,
+                case.name,
+                case.parameters,
+                case.unit,
+                median,
+                min(values),
+                max(values),
+                len(values),
+                case.target,
+                None if case.target is None else case.target.is_met_by(median),
+                CLOCK,
+                machine,
+            )
+        )
+    return results

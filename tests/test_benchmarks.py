@@ -1,0 +1,161 @@
+"""That the benchmarks run and report what they promise. What they measure is no business of a test."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.measure import Benchmark, Case, Derived, Target, WrongWork, measure_rounds, summarize
+
+ROOT = Path(__file__).parent.parent
+TINY = ("--rounds", "1", "--scale", "0.01")
+PROTOCOL_CASES = {
+    "aligner": 3,
+    "aligner barriers": 1,
+    "injector poll": 1,
+    "coordinator": 3,
+    "coordinator per stage": 3,
+    "coordinator growth": 3,
+    "quorum": 3,
+    "quorum per instance": 3,
+    "quorum growth": 3,
+    "simulator": 1,
+}
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+
+
+def parse(lines: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in lines.splitlines()]
+
+
+def check_protocol_results(results: list[dict[str, Any]]) -> None:
+    assert Counter(result["name"] for result in results) == PROTOCOL_CASES
+    for result in results:
+        assert result["benchmark"] == "protocol"
+        assert result["rounds"] == 1
+        assert result["unit"]
+        assert result["clock"]
+        assert result["machine"]
+        assert all(isinstance(value, int) for value in result["parameters"].values())
+        assert result["min"] == result["median"] == result["max"]
+        assert (result["target"] is None) == (result["met"] is None)
+    assert sum(result["target"] is not None for result in results) == 6
+
+
+def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
+    ran = run("protocol", *TINY, "--json")
+    assert ran.returncode == 0, ran.stderr
+    check_protocol_results(parse(ran.stdout))
+
+
+def test_without_a_name_all_benchmarks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "results.jsonl"
+    assert main([*TINY, "--out", str(out)]) == 0
+    check_protocol_results(
+        [line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"]
+    )
+    table = capsys.readouterr().out
+    for name in BENCHMARKS:
+        assert f"{name}: " in table
+    assert "aligner, 100 inputs" in table
+    assert "cores, CPython" in table
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    ran = run("tides")
+    assert ran.returncode == 2
+    assert ran.stdout == ""
+    assert "no benchmark 'tides'; there is: protocol" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--rounds", "0"),
+        ("--scale", "0"),
+        ("--scale", "nan"),
+        ("--scale", "inf"),
+        ("--out", "no/such/folder/file"),
+    ],
+)
+def test_impossible_options_are_refused_before_anything_is_measured(arguments: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["protocol", *arguments])
+    assert ended.value.code == 2
+
+
+def test_help_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    told = capsys.readouterr().out
+    assert all(name in told for name in BENCHMARKS)
+
+
+def test_rounds_are_interleaved_and_told_by_their_median() -> None:
+    order: list[str] = []
+
+    def measure(name: str, values: list[float]) -> float:
+        order.append(name)
+        return values.pop(0)
+
+    firsts, seconds = [4.0, 1.0, 2.0], [8.0, 3.0, 2.0]
+    first = Case("first", {}, "ns", lambda: measure("first", firsts), Target(at_most=2))
+    second = Case("second", {}, "ns", lambda: measure("second", seconds), Target(at_least=4))
+    ratio = Derived("ratio", {}, "ratio", lambda values: values[second] / values[first])
+    results = summarize("tides", "a machine", list(measure_rounds([first, second, ratio], 3)))
+    assert order == ["first", "second"] * 3
+    assert [(each.median, each.min, each.max, each.met) for each in results] == [
+        (2.0, 1.0, 4.0, True),
+        (3.0, 2.0, 8.0, False),
+        (2.0, 1.0, 3.0, None),
+    ]
+
+
+def register(monkeypatch: pytest.MonkeyPatch, measure: Callable[[], float]) -> None:
+    case = Case("ebb", {"inputs": 1_000}, "messages/s", measure, Target(at_least=200_000))
+    monkeypatch.setattr(
+        "benchmarks.__main__.BENCHMARKS", {"tides": Benchmark("about tides", "how", 2, lambda _: [case])}
+    )
+
+
+def test_a_missed_target_is_said_plainly_and_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register(monkeypatch, lambda: 150_000.0)
+    assert main(["tides"]) == 0
+    told = capsys.readouterr().out
+    assert "MISSED" in told
+    assert "1 of 1 targets are NOT met" in told
+    assert "ebb, 1,000 inputs: 150,000 messages/s, wanted ≥ 200,000" in told
+
+
+def test_work_that_went_wrong_yields_no_numbers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def measure() -> float:
+        raise WrongWork("nothing was cut")
+
+    register(monkeypatch, measure)
+    assert main(["tides"]) == 1
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "tides was not measured: nothing was cut" in told.err
