@@ -1,7 +1,9 @@
 """Tidegate: consistent, distributed checkpoints for PySpark streaming pipelines."""
 
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+from tidegate.sinks.delta import DeltaTable
+from tidegate.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
-__all__ = ["AlignmentConfig", "CheckpointConfig", "__version__"]
+__all__ = ["AlignmentConfig", "CheckpointConfig", "DeltaTable", "Pipeline", "__version__"]

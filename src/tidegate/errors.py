@@ -2,6 +2,15 @@
 
     TidegateError
      ├─ InvalidConfig            a setting cannot be; fix it and start again
+     ├─ InvalidPipeline          the pipeline as written cannot run; fix it and start again
+     ├─ RootInUse                another run on this root is alive
+     ├─ ForeignRoot              the root belongs to another pipeline
+     ├─ PipelineChanged          the pipeline no longer fits its checkpoint
+     ├─ RecoveryRefused          starting would lose or double rows; it says what to do instead
+     ├─ StageFailed              a stage's query failed, more often than it may
+     ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
+     ├─ SinkFailed               a table cannot be written as it stands
+     │   └─ Fenced                 the table was fenced by a newer generation
      ├─ CheckpointError          the call does not fit the checkpoint's phase
      │   ├─ CheckpointInProgress   as many as allowed are under way; try again later
      │   ├─ NoCheckpointInProgress there is none with that id to act on
@@ -11,6 +20,7 @@
      │   └─ BarrierConflict        two barriers of one checkpoint disagree
      ├─ Superseded               another run took over; this one must stop
      ├─ DamagedLog               the decision log cannot be trusted as it stands
+     ├─ DamagedCheckpoint        a file of a checkpoint is missing, or is not what it was
      ├─ StoreUnavailable         the store did not answer, or may have done it; a retry helps
      └─ InvariantViolation       cannot happen: a defect in Tidegate
 
@@ -30,6 +40,53 @@ class TidegateError(Exception):
 
 class InvalidConfig(TidegateError):
     """A setting has a value that it cannot have."""
+
+
+class InvalidPipeline(TidegateError):
+    """The pipeline as written cannot run."""
+
+
+class RootInUse(TidegateError):
+    """Another run on this root is alive."""
+
+    retry_helps = True
+
+
+class ForeignRoot(TidegateError):
+    """The root belongs to another pipeline."""
+
+
+class PipelineChanged(TidegateError):
+    """The pipeline no longer fits the checkpoint that it would be restored from."""
+
+
+class RecoveryRefused(TidegateError):
+    """Starting would lose or double rows, or could; the message says what to do instead."""
+
+
+class StageFailed(TidegateError):
+    """A stage's query failed."""
+
+    retry_helps = True
+
+    def __init__(self, stage: str, cause: str) -> None:
+        super().__init__(f"stage {stage!r} failed: {cause}")
+        self.stage = stage
+        self.cause = cause
+
+
+class CheckpointsFailed(TidegateError):
+    """More checkpoints failed in a row than tolerated."""
+
+    retry_helps = True
+
+
+class SinkFailed(TidegateError):
+    """A table cannot be written as it stands."""
+
+
+class Fenced(SinkFailed):
+    """The table was fenced by a newer generation: this run's commits come too late."""
 
 
 class CheckpointError(TidegateError):
@@ -83,6 +140,10 @@ class Superseded(TidegateError):
 
 class DamagedLog(TidegateError):
     """The decision log contradicts itself, or a record of it cannot be read."""
+
+
+class DamagedCheckpoint(TidegateError):
+    """A file of a checkpoint is missing, or is not what it was."""
 
 
 class StoreUnavailable(TidegateError):

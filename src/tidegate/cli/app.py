@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tidegate import __version__
-from tidegate.cli import demo, simulate
+from tidegate.cli import demo, run, simulate
 
 app = typer.Typer(
     name="tidegate",
@@ -16,6 +16,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
     help="Consistent, distributed checkpoints for PySpark streaming pipelines.",
 )
+app.command("run")(run.run_command)
 app.command("simulate")(simulate.simulate_command)
 app.command("demo")(demo.demo_command)
 

@@ -52,9 +52,7 @@ class Tally(msgspec.Struct):
 def simulate_command(
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds to run.")] = 1000,
     first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Replay this one seed, with all that happens.")
-    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Replay this one seed, with all that happens.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
 ) -> None:
@@ -119,8 +117,7 @@ def _print_tally(tally: Tally, seconds: float) -> None:
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{tally.seeds:,} seeds, {tally.steps:,} events in {seconds:.1f} s")
     console.print(
-        f"{tally.checkpoints:,} checkpoints completed ({tally.unaligned:,} unaligned), "
-        f"{tally.aborted:,} aborted"
+        f"{tally.checkpoints:,} checkpoints completed ({tally.unaligned:,} unaligned), {tally.aborted:,} aborted"
     )
     console.print(
         f"{tally.crashes:,} crashes, {tally.generations:,} generations, "
@@ -141,16 +138,13 @@ def _replay(seed: int, as_json: bool) -> None:
     outcome = simulate(seed, trace=True)
     if as_json:
         typer.echo(
-            json.dumps(
-                {"seed": seed, "failure": outcome.failure, "steps": outcome.steps, "trace": outcome.trace}
-            )
+            json.dumps({"seed": seed, "failure": outcome.failure, "steps": outcome.steps, "trace": outcome.trace})
         )
     else:
         console = Console(highlight=False, soft_wrap=True)
         scenario = random_scenario(seed)
         shape = ", ".join(
-            f"{name} ← {' + '.join(spec.inputs)}" if spec.inputs else name
-            for name, spec in scenario.dag.stages.items()
+            f"{name} ← {' + '.join(spec.inputs)}" if spec.inputs else name for name, spec in scenario.dag.stages.items()
         )
         console.print(f"seed {seed}: {shape}, on {scenario.instances} instance(s)", markup=False)
         console.print(f"rows: {scenario.rows}; {scenario.config}; {scenario.faults}", markup=False)

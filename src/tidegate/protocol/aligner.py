@@ -502,9 +502,7 @@ class Aligner:
             if name not in alignment.missing:
                 continue
             known = alignment.in_flight[name]
-            alignment.in_flight[name] = InFlight(
-                name, known.after, known.through + 1, known.size_bytes + size_bytes
-            )
+            alignment.in_flight[name] = InFlight(name, known.after, known.through + 1, known.size_bytes + size_bytes)
             alignment.inflight_bytes += size_bytes
             if alignment.inflight_bytes > self._config.max_inflight_bytes:
                 self._abandon(alignment, AlignmentEvent.OVER_BOUND, actions)

@@ -57,9 +57,7 @@ def permit_commit(log: DecisionLog, checkpoint_id: int, generation: int) -> Comm
     """The permit for a checkpoint that the log holds, for the generation that will do the committing."""
     record = log.completed(checkpoint_id)
     if record is None:
-        raise InvariantViolation(
-            f"checkpoint {checkpoint_id} was not decided: nothing may be committed for it"
-        )
+        raise InvariantViolation(f"checkpoint {checkpoint_id} was not decided: nothing may be committed for it")
     return CommitPermit(checkpoint_id, record.epoch, generation, _proof=_PROOF)
 
 

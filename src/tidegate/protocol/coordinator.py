@@ -247,9 +247,7 @@ class Coordinator:
         actions: Actions = []
         for checkpoint in tuple(self._active.values()):
             if checkpoint.phase is not Phase.DECIDING and now_ms >= checkpoint.deadline_ms:
-                actions += self._abort(
-                    checkpoint, AbortReason.TIMED_OUT, self._who_is_late(checkpoint), now_ms
-                )
+                actions += self._abort(checkpoint, AbortReason.TIMED_OUT, self._who_is_late(checkpoint), now_ms)
         if self._may_trigger() and now_ms >= self._next_trigger_ms:
             actions.append(self._trigger(Flag.NONE, now_ms))
         return actions
@@ -292,9 +290,7 @@ class Coordinator:
         self._check_not_superseded()
         checkpoint = self._find(checkpoint_id)
         if checkpoint.phase is Phase.DECIDING:
-            raise CheckpointError(
-                f"checkpoint {checkpoint_id} is being decided and cannot be aborted any more"
-            )
+            raise CheckpointError(f"checkpoint {checkpoint_id} is being decided and cannot be aborted any more")
         return self._abort(checkpoint, reason, detail, now_ms)
 
     def decide(self, checkpoint_id: int) -> Checkpoint:
@@ -363,9 +359,7 @@ class Coordinator:
         self._draining = self._draining or barrier.is_drain
         attempt = self._aborts_in_row + 1
         deadline_ms = now_ms + self._config.timeout_ms
-        self._active[barrier.checkpoint_id] = Checkpoint(
-            barrier, attempt, self._generation, now_ms, deadline_ms
-        )
+        self._active[barrier.checkpoint_id] = Checkpoint(barrier, attempt, self._generation, now_ms, deadline_ms)
         return Begin(barrier, attempt)
 
     def _judge(self, said: StageReport | StageDecline) -> ReportAnswer:

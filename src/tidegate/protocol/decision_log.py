@@ -40,9 +40,7 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     log_start: int
 
 
-class CheckpointCompleted(
-    msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True
-):
+class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
     """A checkpoint is complete. `parent` is the one that it follows in its lineage."""
 
     slot: int
@@ -182,9 +180,7 @@ class DecisionLog:
 
     def opening(self, claimant: str, base: int | None) -> GenerationOpened:
         """The record that opens the next generation."""
-        proposed = GenerationOpened(
-            self.next_slot, claimant, self.generation + 1, base, self.retained, self.first_slot
-        )
+        proposed = GenerationOpened(self.next_slot, claimant, self.generation + 1, base, self.retained, self.first_slot)
         self._check_follows(proposed)
         return proposed
 
@@ -228,11 +224,7 @@ class DecisionLog:
     def _check_follows(self, record: Decision) -> None:
         if record.slot != self.next_slot:
             raise InvariantViolation(f"slot {record.slot} does not follow slot {self.next_slot - 1}")
-        wrong = (
-            self._wrong_opening(record)
-            if isinstance(record, GenerationOpened)
-            else self._wrong_completion(record)
-        )
+        wrong = self._wrong_opening(record) if isinstance(record, GenerationOpened) else self._wrong_completion(record)
         wrong = wrong or self._wrong_start(record)
         if wrong:
             raise DamagedLog(f"the decision log's slot {record.slot} cannot stand: {wrong}")

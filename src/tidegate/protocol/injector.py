@@ -36,8 +36,7 @@ class Injector:
             raise ProtocolViolation(f"source {self._source!r}: cancel({barrier.checkpoint_id}) instead")
         if barrier.checkpoint_id <= self._last_id:
             raise ProtocolViolation(
-                f"source {self._source!r} got checkpoint {barrier.checkpoint_id} after {self._last_id}: "
-                f"ids only grow"
+                f"source {self._source!r} got checkpoint {barrier.checkpoint_id} after {self._last_id}: ids only grow"
             )
         waiting = [pending.checkpoint_id for pending in self._pending if not pending.is_cancel]
         if len(waiting) >= self._max_pending:

@@ -139,9 +139,7 @@ def _from_checkpoint(facts: Facts) -> RecoveryDecision:
     )
 
 
-def _fall_back(
-    facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int, ...], damage: str
-) -> RecoveryDecision:
+def _fall_back(facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int, ...], damage: str) -> RecoveryDecision:
     name = checkpoint_name(candidate.checkpoint_id)
     past = [sink for sink, record in facts.sinks.items() if record.committed_epoch > candidate.epoch]
     if past:

@@ -90,9 +90,7 @@ class ConsistentCut:
                 stands = report.positions[read]
                 flying = in_flight.get(read)
                 if flying is not None and flying.after != stands:
-                    raise SimulationFailure(
-                        "ConsistentCut", f"{name} stands at {stands}, in flight: {flying}"
-                    )
+                    raise SimulationFailure("ConsistentCut", f"{name} stands at {stands}, in flight: {flying}")
                 reached = stands if flying is None else flying.through
                 barrier_at = manifest[read].output_sequence
                 if reached != barrier_at:
@@ -109,9 +107,7 @@ class SourcePrefix:
     def __init__(self, dag: Dag) -> None:
         self._dag = dag
 
-    def on_completed(
-        self, record: CheckpointCompleted, manifest: Manifest, states: dict[str, dict[int, int]]
-    ) -> None:
+    def on_completed(self, record: CheckpointCompleted, manifest: Manifest, states: dict[str, dict[int, int]]) -> None:
         has_in_flight = any(report.in_flight for report in manifest.values())
         if record.aligned == has_in_flight:
             raise SimulationFailure("SourcePrefix", f"checkpoint {record.checkpoint_id} is marked wrongly")
@@ -157,9 +153,7 @@ class NothingNeededDeleted:
         files = {file for report in manifest.values() for file in report.files}
         self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
 
-    def check(
-        self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str
-    ) -> None:
+    def check(self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str) -> None:
         for checkpoint_id in retained:
             for path in self._references[checkpoint_id]:
                 if path not in stored and path not in damaged:
@@ -191,9 +185,7 @@ class NoCheckpointLost:
 
     def on_epoch_visible(self, sink: str, epoch: int) -> None:
         if epoch not in self._epochs:
-            raise SimulationFailure(
-                "NoCheckpointLost", f"{sink} shows epoch {epoch}, which was never decided"
-            )
+            raise SimulationFailure("NoCheckpointLost", f"{sink} shows epoch {epoch}, which was never decided")
 
 
 class WatermarkHeldBack:
@@ -250,9 +242,7 @@ class Checkers:
     def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any]) -> None:
         manifest: Manifest = objects[record.manifest].value
         self.completions.append(Completion(record, manifest, self._world.now))
-        self._world.note(
-            "checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation
-        )
+        self._world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
         self.nothing_needed_deleted.on_completed(record, manifest)
         if not self.damaged_files.isdisjoint(file for report in manifest.values() for file in report.files):
             # It builds on a file that was lost since: it is as damaged as the one before it.

@@ -44,8 +44,7 @@ class Cluster:
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
         self.instances = {
-            name: SimulatedInstance(self, name)
-            for name in (f"i{index}" for index in range(scenario.instances))
+            name: SimulatedInstance(self, name) for name in (f"i{index}" for index in range(scenario.instances))
         }
         self.refused: Refuse | None = None
         self.aborted = 0
@@ -73,14 +72,10 @@ class Cluster:
     def members(self) -> dict[str, int]:
         """The instances that are alive, with their incarnations."""
         return {
-            name: instance.process.incarnation
-            for name, instance in self.instances.items()
-            if instance.process.alive
+            name: instance.process.incarnation for name, instance in self.instances.items() if instance.process.alive
         }
 
-    def assign(
-        self, generation: int, members: list[str], base: Manifest | None
-    ) -> dict[str, tuple[str, ...]]:
+    def assign(self, generation: int, members: list[str], base: Manifest | None) -> dict[str, tuple[str, ...]]:
         """Spread the stages over the members, and lay the channels of the generation."""
         placed: dict[str, list[str]] = {name: [] for name in members}
         for stage in self.dag.stages:
@@ -122,9 +117,7 @@ class Cluster:
 
     def elect(self, name: str | None = None) -> None:
         """Make an instance the leader. The old one is not told, and nobody asks whether it is dead."""
-        alive = [
-            each for each in self.members() if self.instances[each].process.paused_until <= self.world.now
-        ]
+        alive = [each for each in self.members() if self.instances[each].process.paused_until <= self.world.now]
         if not alive:
             return
         chosen = name if name in alive else self.world.random.choice(alive)

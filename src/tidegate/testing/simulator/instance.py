@@ -109,11 +109,7 @@ class SimulatedInstance:
             held = yield from self._insist(path)
             # A newer leader may have moved on and cleaned up: then this generation is over anyway.
             if held is None and self.cluster.checkers.log.generation == generation:
-                checker = (
-                    "NoCheckpointLost"
-                    if path in self.cluster.checkers.damaged_files
-                    else "NothingNeededDeleted"
-                )
+                checker = "NoCheckpointLost" if path in self.cluster.checkers.damaged_files else "NothingNeededDeleted"
                 raise SimulationFailure(checker, f"{path} was gone when it was restored")
             found[path] = None if held is None else held.value
         rows = found[report.files[0]]

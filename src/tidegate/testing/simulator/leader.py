@@ -115,9 +115,7 @@ class SimulatedLeader:
             if answer is ClaimAnswer.WON:
                 self._log = log
                 self.generation = proposed.generation
-                self._world.note(
-                    "{} opened generation {} from {}", self._claimant, self.generation, proposed.base
-                )
+                self._world.note("{} opened generation {} from {}", self._claimant, self.generation, proposed.base)
                 yield from self._open(members, base)
                 return
             if answer is ClaimAnswer.SUPERSEDED:
@@ -148,15 +146,11 @@ class SimulatedLeader:
             for name, stages in assignment.items()
         ]
         self._orders = {
-            name: StartGeneration(
-                self.generation, members[name], self._claimant, stages, manifest, after_checkpoint
-            )
+            name: StartGeneration(self.generation, members[name], self._claimant, stages, manifest, after_checkpoint)
             for name, stages in assignment.items()
         }
         if base is not None:
-            self._commits.on_permit(
-                permit_commit(self._log, base.checkpoint_id, self.generation), self._world.now
-            )
+            self._commits.on_permit(permit_commit(self._log, base.checkpoint_id, self.generation), self._world.now)
         self.is_open = True
         self._tick()
 
@@ -318,9 +312,7 @@ class SimulatedLeader:
             return
         self._cluster.checkers.monotone_ids.on_prepared(self.generation, barrier.checkpoint_id, barrier.epoch)
         deadline_ms = active[barrier.checkpoint_id].deadline_ms
-        self._quorums[barrier.checkpoint_id] = Quorum(
-            barrier, attempt, self.generation, self._members, deadline_ms
-        )
+        self._quorums[barrier.checkpoint_id] = Quorum(barrier, attempt, self.generation, self._members, deadline_ms)
         self._announce(AnnouncedPhase.PREPARE, barrier, attempt)
 
     # -- deciding ---------------------------------------------------------------------------------

@@ -114,9 +114,7 @@ def _run(cluster: Cluster, scenario: Scenario) -> None:
     if cluster.refused is not None:
         return
     if not cluster.checkers.exactly_once.shows_all(scenario.rows):
-        raise SimulationFailure(
-            "Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}"
-        )
+        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
     cluster.world.run(
         cluster.world.now + _LIVENESS_MS,
         lambda: len(cluster.checkers.completions) > before or cluster.refused is not None,
@@ -125,9 +123,7 @@ def _run(cluster: Cluster, scenario: Scenario) -> None:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
 
 
-def _outcome(
-    seed: int, cluster: Cluster, scenario: Scenario, failure: str | None, checker: str | None
-) -> Outcome:
+def _outcome(seed: int, cluster: Cluster, scenario: Scenario, failure: str | None, checker: str | None) -> Outcome:
     checkers = cluster.checkers
     return Outcome(
         seed=seed,

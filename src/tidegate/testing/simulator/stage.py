@@ -82,9 +82,7 @@ class _Part:
 
     __slots__ = ("captured", "chain", "cut", "output_sequence", "staged", "state", "uploaded")
 
-    def __init__(
-        self, cut: Cut, output_sequence: int, state: dict[int, int], staged: tuple[str, ...]
-    ) -> None:
+    def __init__(self, cut: Cut, output_sequence: int, state: dict[int, int], staged: tuple[str, ...]) -> None:
         self.cut = cut
         self.output_sequence = output_sequence
         self.state = state
@@ -107,9 +105,7 @@ class SimulatedStage:
         self.spec = spec
         self.generation = generation
         self.stopped = False
-        self.injector = Injector(
-            spec.name, max_pending=max_concurrent, after_checkpoint=start.after_checkpoint
-        )
+        self.injector = Injector(spec.name, max_pending=max_concurrent, after_checkpoint=start.after_checkpoint)
         self.aligner = Aligner(
             spec.name,
             spec.inputs,
@@ -191,9 +187,7 @@ class SimulatedStage:
             taken: dict[str, int] = {}
             for name, released in self._released.items():
                 if released:
-                    taken[name] = self._world.random.randint(
-                        1 if len(self._released) == 1 else 0, len(released)
-                    )
+                    taken[name] = self._world.random.randint(1 if len(self._released) == 1 else 0, len(released))
             if any(taken.values()):
                 self._start_batch(taken)
             else:

@@ -38,9 +38,7 @@ class Remote:
             def land() -> None:
                 result = effect()
                 if process.incarnation == incarnation:
-                    error = (
-                        StoreUnavailable("the store failed, after it had written") if answer_lost else None
-                    )
+                    error = StoreUnavailable("the store failed, after it had written") if answer_lost else None
                     world.after(world.delay(4), process, resume, None if answer_lost else result, error)
 
             # Not bound to the process: what was sent takes effect though the sender dies.

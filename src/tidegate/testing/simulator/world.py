@@ -62,9 +62,7 @@ class World:
         self._order = 0
         self._queue: list[tuple[int, int, Process | None, int, Callable[..., None], tuple[Any, ...]]] = []
 
-    def after(
-        self, delay_ms: int, process: Process | None, call: Callable[..., None], *arguments: Any
-    ) -> None:
+    def after(self, delay_ms: int, process: Process | None, call: Callable[..., None], *arguments: Any) -> None:
         """Call in `delay_ms`; not if the process has crashed by then, later if it is paused."""
         self._order += 1
         incarnation = 0 if process is None else process.incarnation

@@ -1,0 +1,78 @@
+"""`tidegate run`: run the pipeline that a Python file defines."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tidegate.cli.view import JsonView, LiveView, LogView
+from tidegate.errors import InvalidPipeline, TidegateError
+from tidegate.spark.pipeline import Pipeline
+from tidegate.spark.run import run_pipeline
+
+
+def run_command(
+    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
+    root: Annotated[Path, typer.Option(help="The folder that holds its checkpoints.")],
+    checkpoint_interval: Annotated[str, typer.Option(help="How often to take a checkpoint.")] = "10s",
+    available_now: Annotated[bool, typer.Option("--available-now", help="Stop when all input is consumed.")] = False,
+    pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Start although another run seems alive; that one is superseded.")
+    ] = False,
+    restarts: Annotated[int, typer.Option(min=0, help="How often to restart after a stage has failed.")] = 3,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
+) -> None:
+    """Run a pipeline until it is stopped, or until all its input is consumed.
+
+    Ctrl-C or SIGTERM stops it after a last checkpoint; a second one at once. Started again, it goes on from the
+    newest checkpoint, whatever ended it.
+
+    Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
+    """
+    console = Console(stderr=True)
+    view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
+    try:
+        chosen = load_pipeline(file, pipeline)
+        with view:
+            run_pipeline(
+                chosen,
+                root,
+                view=view.update,
+                checkpoint_interval=checkpoint_interval,
+                available_now=available_now,
+                take_over=take_over,
+                restarts=restarts,
+            )
+    except TidegateError as error:
+        logging.getLogger("tidegate").debug("the run ended", exc_info=True)
+        console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1) from None
+
+
+def load_pipeline(file: Path, name: str | None) -> Pipeline:
+    """The pipeline that a file defines."""
+    spec = importlib.util.spec_from_file_location(f"tidegate_pipeline_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise InvalidPipeline(f"{file} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    sys.path.insert(0, str(file.parent.absolute()))
+    spec.loader.exec_module(module)
+    found = {value.name: value for value in vars(module).values() if isinstance(value, Pipeline)}
+    if name is not None:
+        if name not in found:
+            raise InvalidPipeline(f"{file} defines no pipeline {name!r} (it defines: {', '.join(found) or 'none'})")
+        return found[name]
+    if len(found) != 1:
+        raise InvalidPipeline(
+            f"{file} defines {len(found)} pipelines ({', '.join(found) or 'none'}); "
+            + ("name one with --pipeline" if found else "define one with tidegate.Pipeline(name)")
+        )
+    return next(iter(found.values()))

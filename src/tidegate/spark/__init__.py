@@ -1,0 +1,1 @@
+"""Pipelines on Spark: stages, channels, gates, snapshots, and the run that drives them."""

@@ -1,0 +1,104 @@
+"""Cleaning up after a checkpoint: what no retained checkpoint refers to and the running stages do not need."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.retention import StoredFile, deletable
+from tidegate.spark.filelog import remove_file
+from tidegate.spark.stage import RunningStage
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.manifest import Manifest, decode_manifest
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
+
+
+class CleanUp(msgspec.Struct):
+    """One round of it. `visible` is the checkpoint that all sinks have just committed."""
+
+    paths: RootPaths
+    store: Store
+    generation: int
+    log: DecisionLog
+    visible: Manifest
+    manifests: dict[int, Manifest]
+    stages: list[RunningStage]
+    readers: dict[str, list[str]]
+
+    def run(self) -> None:
+        log = self.log
+        references = self._references(log)
+        stored = list(self._stored())
+        # After the listing: a file that is linked meanwhile is not in the list, one that was is in use.
+        in_use = frozenset().union(*(stage.held_files for stage in self.stages))
+        unneeded = deletable(log, self.generation, references, stored, in_use)
+        for file in unneeded:
+            remove_file(self.paths.absolute(file.path))
+        self._remove_empty_folders()
+        decisions = StoredDecisions(self.store)
+        decisions.trim(log)
+        decisions.forget_marks_below(self.visible.checkpoint_id)
+
+    def _references(self, log: DecisionLog) -> dict[int, frozenset[str]]:
+        found: dict[int, frozenset[str]] = {}
+        for checkpoint_id in log.retained:
+            record = log.completed(checkpoint_id)
+            manifest = self.manifests.get(checkpoint_id)
+            if record is None:
+                continue
+            if manifest is None:
+                data = self.store.get(record.manifest)
+                if data is None:
+                    continue
+                try:
+                    manifest = decode_manifest(data, record.manifest_sha256, record.manifest)
+                except DamagedCheckpoint:
+                    continue  # then nothing is deleted
+            found[checkpoint_id] = manifest.references() | {record.manifest}
+        return found
+
+    def _stored(self) -> list[StoredFile]:
+        """All files of older generations; of this one, what lies behind the checkpoint that is visible."""
+        found: list[StoredFile] = []
+        generations = self.paths.absolute(self.paths.GENERATIONS)
+        for folder in generations.iterdir():
+            if not folder.name.isdigit() or int(folder.name) > self.generation:
+                continue
+            generation = int(folder.name)
+            if generation < self.generation:
+                found += [StoredFile(name, generation) for name in self._files_under(folder)]
+            else:
+                found += [StoredFile(name, generation) for name in self._own_files(folder)]
+        return found
+
+    def _own_files(self, folder: Path) -> list[str]:
+        newest = self.visible.checkpoint_id
+        names = self._files_under(folder / "snapshots")
+        names += [
+            name
+            for name in self._files_under(folder / "manifests")
+            if int(name.rsplit("-", 1)[1].removesuffix(".json")) < newest
+        ]
+        for stage in self.stages:
+            if stage.definition.kind != "sink":
+                names += stage.take_consumed(
+                    min(self.visible.stages[reader].positions[stage.name] for reader in self.readers[stage.name])
+                )
+        return names
+
+    def _files_under(self, folder: Path) -> list[str]:
+        return [self.paths.relative(Path(parent) / name) for parent, _, names in os.walk(folder) for name in names]
+
+    def _remove_empty_folders(self) -> None:
+        generations = self.paths.absolute(self.paths.GENERATIONS)
+        for folder in generations.iterdir():
+            if folder.name.isdigit() and int(folder.name) < self.generation:
+                for parent, _, _ in os.walk(folder, topdown=False):
+                    with suppress(OSError):  # it is not empty
+                        Path(parent).rmdir()

@@ -1,0 +1,146 @@
+"""Spark's own log files: the only module that knows their format.
+
+Every log is a folder of files named by a number, each written whole by rename: a first line `v1`, then one JSON
+object per line. A name that ends in `.compact` replaces all before it. Seen with Spark 4.3; the tests read logs
+that Spark wrote, and make Spark read logs that we wrote.
+
+- *sink log*: `<folder>/_spark_metadata/<batch>`, the files that a batch of Spark's file sink wrote.
+- *source log*: `<checkpoint>/sources/<index>/<offset>`, the files that Spark's file source took up.
+- *batch log*: `<checkpoint>/offsets/<batch>` where a batch reads to, `<checkpoint>/commits/<batch>` once it is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint
+
+METADATA: Final = "_spark_metadata"
+_VERSION: Final = "v1"
+
+# Neither of a stage's own logs is ever compacted by Spark: rewriting every entry since the beginning is the slow
+# death of long-running file streams. Tidegate trims them instead.
+NEVER_COMPACT: Final = 1_000_000
+
+
+class SinkLogEntry(msgspec.Struct, frozen=True, rename="camel"):
+    path: str
+    size: int
+    is_dir: bool
+    modification_time: int
+    block_replication: int
+    block_size: int
+    action: str
+
+
+class SourceLogEntry(msgspec.Struct, frozen=True, rename="camel"):
+    path: str
+    timestamp: int
+    batch_id: int
+
+
+class BatchOffsets(msgspec.Struct, frozen=True):
+    """Where a batch reads to. `sources` holds each source's end offset as Spark wrote it; None: none yet."""
+
+    watermark_ms: int | None
+    sources: tuple[str | None, ...]
+
+
+class _OffsetMetadata(msgspec.Struct, rename="camel"):
+    batch_watermark_ms: int = 0
+
+
+class _LogOffset(msgspec.Struct, rename="camel"):
+    log_offset: int
+
+
+_sink_decoder: Final = msgspec.json.Decoder(SinkLogEntry)
+_source_decoder: Final = msgspec.json.Decoder(SourceLogEntry)
+
+
+def as_uri(path: Path) -> str:
+    return "file://" + quote(str(path))
+
+
+def as_path(uri: str) -> Path:
+    """The local file that Spark's URI names."""
+    return Path(unquote(uri.removeprefix("file:").replace("///", "/", 1)))
+
+
+def write_whole(path: Path, lines: Iterable[str]) -> None:
+    """Write a log file so that a reader sees all of it or nothing."""
+    hidden = path.with_name(f".{path.name}.tmp")
+    hidden.write_text("\n".join([_VERSION, *lines]), encoding="utf-8")
+    hidden.rename(path)
+
+
+def _read_lines(path: Path) -> list[str] | None:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    version, *lines = text.split("\n")
+    if version != _VERSION:
+        raise DamagedCheckpoint(f"{path} starts with {version[:20]!r}, not {_VERSION!r}")
+    return [line for line in lines if line]
+
+
+def read_sink_log(folder: Path, batch: int) -> list[SinkLogEntry] | None:
+    """The files that a batch wrote to a folder; None if Spark has not logged the batch."""
+    lines = _read_lines(folder / METADATA / str(batch))
+    return None if lines is None else [_sink_decoder.decode(line) for line in lines]
+
+
+def seed_sink_log(folder: Path, batch: int) -> None:
+    """Make a fresh folder accept `batch` + 1 as its next."""
+    log = folder / METADATA
+    log.mkdir(parents=True)
+    write_whole(log / str(batch), [])
+
+
+def trim_log(log: Path, below: int) -> None:
+    """Delete the numbered files below a number. Hidden checksums of theirs go too."""
+    if not log.is_dir():
+        return
+    for name in [path.name for path in log.iterdir()]:
+        number = name.removeprefix(".").removesuffix(".crc").removesuffix(".compact")
+        if number.isdigit() and int(number) < below:
+            (log / name).unlink(missing_ok=True)
+
+
+def remove_file(path: Path) -> None:
+    """Delete a file that Spark wrote, with the checksum that Hadoop keeps beside it."""
+    path.unlink(missing_ok=True)
+    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+
+def is_committed(checkpoint: Path, batch: int) -> bool:
+    """Whether Spark has committed a batch. This file existing is the authority."""
+    return (checkpoint / "commits" / str(batch)).exists()
+
+
+def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:
+    """Where a committed batch read to."""
+    path = checkpoint / "offsets" / str(batch)
+    lines = _read_lines(path)
+    if not lines:
+        raise DamagedCheckpoint(f"{path} is missing or empty, though the batch was committed")
+    metadata = msgspec.json.decode(lines[0], type=_OffsetMetadata)
+    sources = tuple(None if line == "-" else line for line in lines[1:])
+    return BatchOffsets(metadata.batch_watermark_ms or None, sources)
+
+
+def log_offset(source: str) -> int:
+    """The number in a file source's offset."""
+    return msgspec.json.decode(source, type=_LogOffset).log_offset
+
+
+def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:
+    """The files that a file source took up at one offset."""
+    lines = _read_lines(checkpoint / "sources" / str(index) / str(offset))
+    return None if lines is None else [_source_decoder.decode(line) for line in lines]

@@ -1,0 +1,93 @@
+"""A gate: the segments of one input that a stage may see.
+
+It is a folder that holds nothing but a log in the format of Spark's file sink, whose entries name the segments'
+files where they lie. Spark's file source reads exactly what the log names, natively; no file is listed, moved or
+copied.
+
+Guarantees:
+- Segments are seen in order: an entry's modification time is its sequence number, and Spark sorts by it. The
+  reader's own source log then tells how far it has come.
+- A segment is seen whole: all its files are in one entry of the log.
+- Nothing is lost in a compaction: a compact entry repeats every segment that the reader has not committed. What
+  it has committed is left out, so the log stays short.
+- At most `WINDOW` segments stand in the log and wait; the others wait here, by reference. So the cost of a
+  compaction, and of Spark's reading the log, does not grow with a backlog.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidegate.protocol.messages import Segment
+from tidegate.spark.filelog import METADATA, SinkLogEntry, as_uri, trim_log, write_whole
+
+COMPACT_EVERY: Final = 10
+WINDOW: Final = 256
+_BLOCK_BYTES: Final = 33_554_432
+
+
+class Gate:
+    def __init__(self, folder: Path, root: Path, position: int) -> None:
+        """`position`: the sequence number up to which the reader has consumed its input."""
+        self.folder = folder
+        self._root = root
+        self._log = folder / METADATA
+        self._waiting: deque[Segment] = deque()
+        self._unconsumed: deque[Segment] = deque()
+        self._position = position
+        self._next = COMPACT_EVERY
+        self._log.mkdir(parents=True)
+        # The one compact file makes Spark derive the interval, whatever the session says.
+        write_whole(self._log / f"{COMPACT_EVERY - 1}.compact", [])
+
+    def release(self, segment: Segment) -> None:
+        """Let the reader see a segment. It takes effect with the next `flush`."""
+        self._waiting.append(segment)
+
+    def on_consumed(self, position: int) -> None:
+        """The reader has committed everything up to this segment."""
+        self._position = position
+        while self._unconsumed and self._unconsumed[0].sequence <= position:
+            self._unconsumed.popleft()
+
+    @property
+    def lag(self) -> int:
+        """How many segments the reader has yet to commit."""
+        return len(self._waiting) + len(self._unconsumed)
+
+    def flush(self) -> None:
+        """Write what was released since, as far as the window allows, in one entry."""
+        room = WINDOW - len(self._unconsumed)
+        if not self._waiting or room <= 0:
+            return
+        fresh = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        self._unconsumed.extend(fresh)
+        number = self._next
+        self._next += 1
+        if (number + 1) % COMPACT_EVERY == 0:
+            write_whole(self._log / f"{number}.compact", self._lines(self._unconsumed))
+            # A reader that has just listed the log may still want what lies behind the compact file before this.
+            trim_log(self._log, number - COMPACT_EVERY)
+        else:
+            write_whole(self._log / str(number), self._lines(fresh))
+
+    def _lines(self, segments: deque[Segment] | list[Segment]) -> list[str]:
+        return [
+            msgspec.json.encode(
+                SinkLogEntry(
+                    path=as_uri(self._root / file.path),
+                    size=file.size_bytes,
+                    is_dir=False,
+                    modification_time=segment.sequence,
+                    block_replication=1,
+                    block_size=_BLOCK_BYTES,
+                    action="add",
+                )
+            ).decode()
+            for segment in segments
+            for file in segment.files
+        ]

@@ -1,0 +1,422 @@
+"""One generation of a pipeline on Spark: its stages, and the checkpoints that are taken of them.
+
+A single control thread polls the stages, the coordinator and the sinks in turn; there are no locks. What takes time
+happens beside it: snapshots on a thread per stage, commits on a thread per sink, cleaning up on one of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from tidegate.errors import (
+    CheckpointError,
+    CheckpointsFailed,
+    Fenced,
+    StoreUnavailable,
+    Superseded,
+    TidegateError,
+)
+from tidegate.protocol.commit import CommitPermit, SinkCommits, permit_commit
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.coordinator import (
+    Abort,
+    AbortReason,
+    Action,
+    Begin,
+    Checkpoint,
+    Coordinator,
+    FailPipeline,
+    Phase,
+    ReportAnswer,
+    StageDecline,
+)
+from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
+from tidegate.protocol.messages import Barrier, Flag
+from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
+from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.retention import retained_after
+from tidegate.sinks.contract import CommitAnswer, Committable
+from tidegate.spark import cleaning
+from tidegate.spark.channel import Channel
+from tidegate.spark.filelog import remove_file
+from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.stage import RunningStage, StagePlace
+from tidegate.spark.steps import Step, reached
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
+
+_log = logging.getLogger("tidegate")
+_INSTANCE = "local"
+_SINK_TRIES = 8
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A generation that was opened in the log, and what it starts from."""
+
+    pipeline: str
+    generation: int
+    claimant: str
+    log: DecisionLog
+    base: Manifest | None
+    largest_id: int
+    shape: dict[str, StageShape]
+
+
+def owner_of(pipeline: str, stage: str) -> str:
+    return f"{pipeline}/{stage}"
+
+
+def monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class Generation:
+    def __init__(
+        self,
+        definitions: list[StageDefinition],
+        opened: Opened,
+        paths: RootPaths,
+        store: Store,
+        config: CheckpointConfig,
+    ) -> None:
+        self._definitions = {definition.name: definition for definition in definitions}
+        self._opened = opened
+        self.generation = opened.generation
+        self._paths = paths
+        self._store = store
+        self._decisions = StoredDecisions(store)
+        self._config = config
+        self._log = opened.log
+        self._manifests: dict[int, Manifest] = {}
+        self._now_ms = monotonic_ms()
+        base = opened.base
+        last = 0 if base is None else base.checkpoint_id
+        largest = max(opened.largest_id, opened.log.last_checkpoint_id)
+        self.coordinator = Coordinator(
+            self._definitions,
+            config,
+            generation=self.generation,
+            now_ms=self._now_ms,
+            after_checkpoint=largest,
+            after_epoch=max(largest, opened.log.last_epoch),
+        )
+        self._quorums: dict[int, Quorum] = {}
+        self._snapshots: dict[int, dict[str, StageSnapshot]] = {}
+        self._triggered_at: dict[int, str] = {}
+        self.sinks = {name: each.sink for name, each in self._definitions.items() if each.sink is not None}
+        self._commits = SinkCommits(self.sinks)
+        self._committing: dict[str, tuple[CommitPermit, Future[CommitAnswer]]] = {}
+        self._threads = {name: ThreadPoolExecutor(1, f"tidegate-{name}") for name in self._definitions}
+        self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
+        self._cleaning: Future[None] | None = None
+        self._last_visible = 0
+        self.channels = {
+            name: Channel(name, 0 if base is None else base.stages[name].output_sequence) for name in self._definitions
+        }
+        self.stages = {
+            name: self._stage(definition, None if base is None else base.stages[name], last)
+            for name, definition in self._definitions.items()
+        }
+        if base is not None:
+            self._manifests[base.checkpoint_id] = base
+            self._commits.on_permit(permit_commit(self._log, base.checkpoint_id, self.generation), self._now_ms)
+
+    def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
+        place = StagePlace(self._paths, self.generation, self.output_of(definition), start, after)
+        return RunningStage(
+            definition,
+            place,
+            self.channels,
+            self._config,
+            self._threads[definition.name],
+            self._on_report,
+            self._on_decline,
+        )
+
+    def output_of(self, definition: StageDefinition) -> Path:
+        if definition.sink is not None:
+            return definition.sink.staging_folder(owner_of(self._opened.pipeline, definition.name), self.generation)
+        return self._paths.absolute(f"{self._paths.stage(self.generation, definition.name)}/output")
+
+    # -- one round --------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """One round of everything. Tells whether anything moved."""
+        self._now_ms = now_ms = monotonic_ms()
+        moved = False
+        for stage in self.stages.values():
+            moved |= stage.poll(now_ms)
+        self._execute(self.coordinator.on_time(now_ms))
+        self._watch_quorums()
+        self._decide_if_ready()
+        self._drive_commits()
+        self._forget_read()
+        return moved
+
+    def _forget_read(self) -> None:
+        for name, channel in self.channels.items():
+            cursors = [stage.cursor(name) for stage in self.stages.values() if name in stage.definition.inputs]
+            channel.forget_before(min(cursors, default=0))
+
+    def check_queries(self) -> None:
+        for stage in self.stages.values():
+            stage.check_query()
+
+    def trigger(self, flags: Flag = Flag.NONE) -> int:
+        """Take a checkpoint now. Returns its id."""
+        begin = self.coordinator.trigger(self._now_ms, flags)
+        self._execute([begin])
+        return begin.barrier.checkpoint_id
+
+    def is_under_way(self, checkpoint_id: int) -> bool:
+        return any(each.checkpoint_id == checkpoint_id for each in self.coordinator.active)
+
+    def completed(self, checkpoint_id: int) -> bool:
+        return self._log.completed(checkpoint_id) is not None
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no checkpoint is under way and every sink shows all that was decided."""
+        return not self.coordinator.active and not self._commits.pending and self._cleaning is None
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def _execute(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Begin(barrier, attempt):
+                    self._begin(barrier, attempt)
+                case Abort(barrier, reason, detail):
+                    self._abort(barrier, reason, detail)
+                case FailPipeline(failures, detail):
+                    raise CheckpointsFailed(f"{failures} checkpoints failed in a row; the last: {detail}")
+
+    def _begin(self, barrier: Barrier, attempt: int) -> None:
+        self._triggered_at[barrier.checkpoint_id] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        try:
+            self._decisions.mark_used(barrier.checkpoint_id)
+            reached(Step.ID_MARKED)
+            self._check_still_open(self._decisions.read())
+        except StoreUnavailable as error:
+            self._stop_preparing(barrier.checkpoint_id, AbortReason.STAGE_DECLINED, str(error))
+            return
+        deadline_ms = self._now_ms + self._config.timeout_ms
+        self._quorums[barrier.checkpoint_id] = Quorum(
+            barrier, attempt, self.generation, [Member(_INSTANCE)], deadline_ms
+        )
+        self._snapshots[barrier.checkpoint_id] = {}
+        for stage in self.stages.values():
+            if stage.definition.kind == "source":
+                stage.injector.inject(barrier)
+                reached(Step.BARRIER_INJECTED)
+
+    def _check_still_open(self, log: DecisionLog) -> None:
+        if log.generation > self.generation:
+            self.coordinator.on_superseded(log.generation, self._now_ms)
+            raise Superseded(self.generation, log.generation)
+
+    def _stop_preparing(self, checkpoint_id: int, reason: AbortReason, detail: str) -> None:
+        phases = {each.checkpoint_id: each.phase for each in self.coordinator.active}
+        if phases.get(checkpoint_id) in (Phase.PREPARING, Phase.PREPARED):
+            self._execute(self.coordinator.abort(checkpoint_id, reason, detail, self._now_ms))
+
+    def _abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
+        _log.warning("%s aborted: %s (%s)", checkpoint_name(barrier.checkpoint_id), reason.value, detail)
+        self._quorums.pop(barrier.checkpoint_id, None)
+        self._snapshots.pop(barrier.checkpoint_id, None)
+        for stage in self.stages.values():
+            stage.on_aborted(barrier)
+
+    def _on_report(self, stage: str, checkpoint_id: int, snapshot: StageSnapshot) -> None:
+        active = {each.checkpoint_id: each for each in self.coordinator.active}
+        checkpoint = active.get(checkpoint_id)
+        if checkpoint is None:
+            return
+        snapshot = msgspec.structs.replace(snapshot, barrier_ms=max(0, snapshot.barrier_ms - checkpoint.triggered_ms))
+        report = as_report(stage, snapshot, checkpoint_id, checkpoint.attempt, self.generation)
+        if self.coordinator.on_report(report) is not ReportAnswer.ACCEPTED:
+            return
+        reached(Step.STAGE_REPORTED)
+        self._snapshots[checkpoint_id][stage] = snapshot
+        if not self.coordinator.missing(checkpoint_id):
+            reports = tuple(checkpoint.reports.values())
+            watermarks = [each.watermark_ms for each in reports if each.watermark_ms is not None]
+            ack = Ack(
+                _INSTANCE,
+                checkpoint_id,
+                checkpoint.attempt,
+                self.generation,
+                watermark_ms=min(watermarks, default=None),
+                reports=reports,
+            )
+            self._quorums[checkpoint_id].on_ack(ack)
+
+    def _on_decline(self, stage: str, checkpoint_id: int, why: str) -> None:
+        active = {each.checkpoint_id: each for each in self.coordinator.active}
+        checkpoint = active.get(checkpoint_id)
+        if checkpoint is not None:
+            decline = StageDecline(stage, checkpoint_id, checkpoint.attempt, self.generation, why)
+            self._execute(self.coordinator.on_decline(decline, self._now_ms))
+
+    def _watch_quorums(self) -> None:
+        for checkpoint_id, quorum in tuple(self._quorums.items()):
+            outcome = quorum.on_time(self._now_ms)
+            if isinstance(outcome, Failed | TimedOut):
+                self._stop_preparing(checkpoint_id, AbortReason.QUORUM_FAILED, str(outcome))
+
+    def _decide_if_ready(self) -> None:
+        checkpoint = self.coordinator.ready_to_decide()
+        if checkpoint is None:
+            return
+        outcome = self._quorums[checkpoint.checkpoint_id].on_time(self._now_ms)
+        if isinstance(outcome, Reached):
+            self.coordinator.decide(checkpoint.checkpoint_id)
+            self._decide(checkpoint)
+
+    def _decide(self, checkpoint: Checkpoint) -> None:
+        checkpoint_id = checkpoint.checkpoint_id
+        manifest = self._manifest_of(checkpoint)
+        data, sha256 = encode_manifest(manifest)
+        name = self._paths.manifest(self.generation, checkpoint_id)
+        self._store.put(name, data)
+        reached(Step.MANIFEST_WRITTEN)
+        proposed = self._log.completing(
+            self._opened.claimant,
+            self.generation,
+            checkpoint_id=checkpoint_id,
+            epoch=manifest.epoch,
+            manifest=name,
+            manifest_sha256=sha256,
+            aligned=manifest.aligned,
+            retained=retained_after(self._log, checkpoint_id, self._config.max_retained),
+        )
+        answer, log = self._decisions.claim(proposed)
+        if answer is not ClaimAnswer.WON:
+            self._check_still_open(log)
+            raise Superseded(self.generation, log.generation)
+        reached(Step.SLOT_CLAIMED)
+        self._log.append(proposed)
+        self._manifests[checkpoint_id] = manifest
+        del self._quorums[checkpoint_id], self._snapshots[checkpoint_id]
+        self.coordinator.on_slot_won(checkpoint_id, self._now_ms)
+        for stage in self.stages.values():
+            stage.on_decided(checkpoint_id)
+        self._commits.on_permit(permit_commit(self._log, checkpoint_id, self.generation), self._now_ms)
+        _log.info(
+            "%s complete in %d ms, %d bytes new of %d",
+            checkpoint_name(checkpoint_id),
+            manifest.duration_ms,
+            manifest.new_bytes,
+            manifest.total_bytes,
+        )
+
+    def _manifest_of(self, checkpoint: Checkpoint) -> Manifest:
+        return Manifest(
+            format=FORMAT,
+            pipeline=self._opened.pipeline,
+            checkpoint_id=checkpoint.checkpoint_id,
+            epoch=checkpoint.barrier.epoch,
+            generation=self.generation,
+            attempt=checkpoint.attempt,
+            flags=checkpoint.barrier.flags,
+            aligned=checkpoint.is_aligned,
+            triggered_at=self._triggered_at.pop(checkpoint.checkpoint_id),
+            duration_ms=self._now_ms - checkpoint.triggered_ms,
+            shape=self._opened.shape,
+            stages=self._snapshots[checkpoint.checkpoint_id],
+        )
+
+    # -- sinks ------------------------------------------------------------------------------------
+
+    def _drive_commits(self) -> None:
+        for name, permit in self._commits.due(self._now_ms):
+            committable = self._manifests[permit.checkpoint_id].stages[name].committable
+            assert committable is not None
+            decoded = msgspec.json.decode(committable, type=Committable)
+            owner = owner_of(self._opened.pipeline, name)
+            future = self._threads[name].submit(self.sinks[name].commit, owner, permit, decoded)
+            self._committing[name] = (permit, future)
+        for name, (permit, future) in tuple(self._committing.items()):
+            if future.done():
+                del self._committing[name]
+                self._on_commit_ended(name, permit, future)
+        if self._cleaning is not None and self._cleaning.done():
+            error = self._cleaning.exception()
+            self._cleaning = None
+            if error is not None:
+                _log.warning("cleaning up failed and is tried again after the next checkpoint: %s", error)
+
+    def _on_commit_ended(self, name: str, permit: CommitPermit, future: Future[CommitAnswer]) -> None:
+        error = future.exception()
+        if isinstance(error, Fenced):
+            raise error
+        if error is not None:
+            failures = self._commits.on_failed(name, str(error), self._now_ms)
+            _log.warning("sink %s: commit of epoch %d failed (%d): %s", name, permit.epoch, failures, error)
+            if failures >= _SINK_TRIES:
+                if isinstance(error, TidegateError):
+                    raise error
+                raise CheckpointsFailed(f"sink {name!r} could not be committed: {error}") from error
+            return
+        reached(Step.SINK_COMMITTED)
+        cut = self._manifests[permit.checkpoint_id].stages[name].cut
+        if cut is not None:
+            for path in self.stages[name].on_visible(cut):
+                remove_file(path)
+        checkpoint_id = self._commits.on_committed(name, self._now_ms)
+        if checkpoint_id is None:
+            return
+        reached(Step.ALL_SINKS_COMMITTED)
+        with suppress(CheckpointError):  # the one that was restored is not this coordinator's
+            self.coordinator.on_sinks_committed(checkpoint_id)
+        self._last_visible = checkpoint_id
+        self._clean_up(checkpoint_id)
+
+    def _clean_up(self, checkpoint_id: int) -> None:
+        if self._cleaning is not None:
+            return
+        retained = set(self._log.retained)
+        self._manifests = {
+            kept: each for kept, each in self._manifests.items() if kept in retained or kept >= checkpoint_id
+        }
+        job = cleaning.CleanUp(
+            paths=self._paths,
+            store=self._store,
+            generation=self.generation,
+            log=self._log,
+            visible=self._manifests[checkpoint_id],
+            manifests=dict(self._manifests),
+            stages=list(self.stages.values()),
+            readers={name: self._readers(name) for name in self._definitions},
+        )
+        owners = {name: owner_of(self._opened.pipeline, name) for name in self.sinks}
+
+        def clean() -> None:
+            job.run()
+            for name, sink in self.sinks.items():
+                sink.forget_staged(owners[name], self.generation)
+            reached(Step.CLEANED_UP)
+
+        self._cleaning = self._cleaner.submit(clean)
+
+    def _readers(self, name: str) -> list[str]:
+        return [each.name for each in self._definitions.values() if name in each.inputs]
+
+    def stop(self) -> None:
+        """Stop the queries and the threads. What is under way is lost, as a kill would lose it."""
+        for stage in self.stages.values():
+            if stage.query is not None:
+                with suppress(Exception):
+                    stage.query.stop()
+        for thread in (*self._threads.values(), self._cleaner):
+            thread.shutdown(wait=True, cancel_futures=True)

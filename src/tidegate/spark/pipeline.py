@@ -1,0 +1,181 @@
+"""A pipeline as its user writes it: functions from DataFrames to DataFrames, named by what they read.
+
+Nothing here starts anything. `Pipeline.validated` finds what is wrong with a pipeline's shape, in the words of
+the one who wrote it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
+
+import msgspec
+
+from tidegate.errors import InvalidPipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from tidegate.sinks.contract import Sink
+
+OutputMode = Literal["append", "update", "complete"]
+Kind = Literal["source", "stage", "sink"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_OUTPUT_MODES: Final = ("append", "update", "complete")
+SPARK_PARAMETER: Final = "spark"
+
+
+class StageDefinition(msgspec.Struct, frozen=True):
+    """One stage. `parameters` names what its function is called with: inputs, and `spark` for the session."""
+
+    name: str
+    kind: Kind
+    function: Callable[..., Any]
+    inputs: tuple[str, ...]
+    parameters: tuple[str, ...]
+    output_mode: OutputMode = "append"
+    sink: Sink | None = None
+
+
+class Pipeline:
+    """A named DAG of streaming queries."""
+
+    def __init__(self, name: str) -> None:
+        if not _NAME.fullmatch(name):
+            raise InvalidPipeline(
+                f"the pipeline's name {name!r} must start with a letter and hold letters, digits and _ only"
+            )
+        self.name = name
+        self._stages: dict[str, StageDefinition] = {}
+
+    # -- defining ---------------------------------------------------------------------------------
+
+    def source(self, function: Function) -> Function:
+        """A stage that reads an external stream: `spark.readStream…`. It is called with the session."""
+        parameters = tuple(inspect.signature(function).parameters)
+        if parameters not in ((), (SPARK_PARAMETER,)):
+            raise InvalidPipeline(
+                f"source {function.__name__!r} takes {', '.join(parameters)}; it may take `spark` and nothing else"
+            )
+        self._add(StageDefinition(function.__name__, "source", function, (), parameters))
+        return function
+
+    @overload
+    def stage(self, function: Function) -> Function: ...
+    @overload
+    def stage(
+        self, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
+    ) -> Callable[[Function], Function]: ...
+    def stage(
+        self,
+        function: Function | None = None,
+        *,
+        inputs: Sequence[str] | None = None,
+        output_mode: OutputMode = "append",
+    ) -> Function | Callable[[Function], Function]:
+        """A stage that reads other stages. A parameter names the stage it reads, unless `inputs` does."""
+
+        def define(defined: Function) -> Function:
+            self._add(_reading(defined, "stage", inputs, output_mode, None))
+            return defined
+
+        return define if function is None else define(function)
+
+    def sink(
+        self, sink: Sink, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
+    ) -> Callable[[Function], Function]:
+        """A stage whose output goes to a table."""
+
+        def define(defined: Function) -> Function:
+            self._add(_reading(defined, "sink", inputs, output_mode, sink))
+            return defined
+
+        return define
+
+    def _add(self, stage: StageDefinition) -> None:
+        if not _NAME.fullmatch(stage.name):
+            raise InvalidPipeline(f"stage {stage.name!r}: a name starts with a letter; a lambda has none")
+        if stage.name in self._stages:
+            raise InvalidPipeline(f"two stages are called {stage.name!r}; give one of them another name")
+        if stage.name == SPARK_PARAMETER:
+            raise InvalidPipeline("no stage can be called 'spark': that parameter is the session")
+        if stage.output_mode not in _OUTPUT_MODES:
+            raise InvalidPipeline(
+                f"stage {stage.name!r}: output_mode is {stage.output_mode!r}, not one of {', '.join(_OUTPUT_MODES)}"
+            )
+        self._stages[stage.name] = stage
+
+    # -- what is wrong with it --------------------------------------------------------------------
+
+    def validated(self) -> list[StageDefinition]:
+        """The stages, each after those it reads; or an error that names what is wrong."""
+        for stage in self._stages.values():
+            self._check_inputs(stage)
+        read = {name for stage in self._stages.values() for name in stage.inputs}
+        if not any(stage.kind == "sink" for stage in self._stages.values()):
+            raise InvalidPipeline(f"pipeline {self.name!r} has no sink: nothing would ever be seen of it")
+        for stage in self._stages.values():
+            if stage.kind != "sink" and stage.name not in read:
+                raise InvalidPipeline(f"nothing reads {stage.kind} {stage.name!r}; add a stage that does, or remove it")
+        return self._in_order()
+
+    def _check_inputs(self, stage: StageDefinition) -> None:
+        if stage.kind != "source" and not stage.inputs:
+            raise InvalidPipeline(f"{stage.kind} {stage.name!r} reads nothing; name the stage it reads as a parameter")
+        for name in stage.inputs:
+            if name not in self._stages:
+                known = ", ".join(sorted(self._stages))
+                raise InvalidPipeline(f"{stage.kind} {stage.name!r} reads {name!r}, which is no stage ({known} are)")
+            if self._stages[name].kind == "sink":
+                raise InvalidPipeline(
+                    f"{stage.kind} {stage.name!r} reads sink {name!r}; a sink's output is its table: make a stage of "
+                    f"what both need"
+                )
+        if len(set(stage.inputs)) != len(stage.inputs):
+            raise InvalidPipeline(f"{stage.kind} {stage.name!r} names an input twice: {', '.join(stage.inputs)}")
+
+    def _in_order(self) -> list[StageDefinition]:
+        ordered: dict[str, StageDefinition] = {}
+        left = dict(self._stages)
+        while left:
+            ready = [stage for stage in left.values() if all(name in ordered for name in stage.inputs)]
+            if not ready:
+                raise InvalidPipeline(f"the stages {', '.join(sorted(left))} read one another in a cycle")
+            for stage in ready:
+                ordered[stage.name] = left.pop(stage.name)
+        return list(ordered.values())
+
+    # -- running ----------------------------------------------------------------------------------
+
+    def run(self, root: str | Path, spark: SparkSession | None = None, **options: Any) -> None:
+        """Run until stopped (Ctrl-C or SIGTERM ends with a last checkpoint), or until all input is consumed.
+
+        Options: see `tidegate.spark.run.RunOptions`.
+        """
+        from tidegate.spark.run import run_pipeline
+
+        run_pipeline(self, root, spark, **options)
+
+
+def _reading(
+    function: Callable[..., Any],
+    kind: Kind,
+    inputs: Sequence[str] | None,
+    output_mode: OutputMode,
+    sink: Sink | None,
+) -> StageDefinition:
+    parameters = tuple(inspect.signature(function).parameters)
+    read = tuple(name for name in parameters if name != SPARK_PARAMETER)
+    if inputs is not None:
+        if len(inputs) != len(read):
+            raise InvalidPipeline(
+                f"{kind} {function.__name__!r} takes {len(read)} inputs, but inputs names {len(inputs)}"
+            )
+        read = tuple(inputs)
+    return StageDefinition(function.__name__, kind, function, read, parameters, output_mode, sink)

@@ -1,0 +1,291 @@
+"""Running a pipeline: recover, open a generation, start its queries, drive it, and stop it cleanly.
+
+1. Check the pipeline's shape, before anything is touched.
+2. Take the root's lock.
+3. Recover: decide from the sinks' records, the decision log and the newest checkpoint's files what to start from.
+4. Call the user's functions against the next generation's gates; check what they return, and the shape.
+5. Prepare the tables, then open the generation in the log.
+6. Rebuild every stage from its snapshot, start the queries, and commit the restored checkpoint's epoch again.
+7. Drive it until it is stopped, has consumed all, or fails; a stage that fails starts again from step 3.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tidegate.errors import CheckpointError, CheckpointsFailed, InvalidConfig, StageFailed, Superseded
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.messages import Flag
+from tidegate.spark import queries
+from tidegate.spark.generation import Generation, owner_of
+from tidegate.spark.pipeline import Pipeline, StageDefinition
+from tidegate.spark.root import Root, RootLock
+from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.snapshot import restore_checkpoint, restore_output
+from tidegate.spark.steps import Step, reached
+from tidegate.storage.manifest import StageShape
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+_log = logging.getLogger("tidegate")
+
+_BUSY_PAUSE_S: Final = 0.004
+_IDLE_PAUSE_S: Final = 0.015
+_LOOK_AT_QUERIES_EVERY_S: Final = 0.2
+_WAITING: Final = "Waiting for data to arrive"
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+View = Callable[[Generation], None]
+
+
+class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a pipeline is run. Times are a number with a unit: 500ms, 10s, 5m, 1h."""
+
+    checkpoint_interval: str = "10s"
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    available_now: bool = False
+    take_over: bool = False
+    restarts: int = 3
+    restart_pause: str = "1s"
+
+    def config(self) -> CheckpointConfig:
+        return msgspec.structs.replace(
+            self.checkpoint, interval_ms=as_ms("checkpoint_interval", self.checkpoint_interval)
+        )
+
+
+def as_ms(name: str, text: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text.strip())
+    if match is None:
+        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def run_pipeline(
+    pipeline: Pipeline,
+    root: str | Path,
+    spark: SparkSession | None = None,
+    view: View | None = None,
+    **options: Any,
+) -> None:
+    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed."""
+    settings = msgspec.convert(options, RunOptions)
+    definitions = pipeline.validated()
+    settings.config()
+    folder = Path(root).absolute()
+    existed = folder.exists()
+    lock = nullcontext() if settings.take_over else RootLock(folder / "lock")
+    with lock, _stopping() as stop:
+        session = local_session(pipeline.name) if spark is None else spark
+        run = _Run(pipeline, definitions, Root(folder, pipeline.name), session, settings, view, stop)
+        try:
+            run.run()
+        finally:
+            if not existed and not run.has_opened:
+                shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
+
+
+class _Stop:
+    """Set by Ctrl-C or SIGTERM. A second one stops at once."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
+        self.wanted = True
+
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    stop = _Stop()
+    try:
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs us there stops us otherwise
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Run:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        definitions: list[StageDefinition],
+        root: Root,
+        session: SparkSession,
+        options: RunOptions,
+        view: View | None,
+        stop: _Stop,
+    ) -> None:
+        self._pipeline = pipeline
+        self._definitions = definitions
+        self._root = root
+        self._session = session
+        self._options = options
+        self._view = view
+        self._stop = stop
+        self.has_opened = False
+
+    def run(self) -> None:
+        failures = 0
+        while True:
+            generation = self._open()
+            started = time.monotonic()
+            try:
+                self._drive(generation)
+                return
+            except (StageFailed, CheckpointsFailed) as error:
+                self._check_not_superseded(generation)
+                if time.monotonic() - started > 60:
+                    failures = 0  # it ran well for a while: this is another failure, not the same again
+                failures += 1
+                if failures > self._options.restarts or self._stop.wanted:
+                    raise
+                pause_s = as_ms("restart_pause", self._options.restart_pause) * 2 ** (failures - 1) / 1000
+                _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
+            finally:
+                generation.stop()
+            time.sleep(pause_s)
+
+    def _check_not_superseded(self, generation: Generation) -> None:
+        log = self._root.decisions.read()
+        if log.generation > generation.generation:
+            raise Superseded(generation.generation, log.generation)
+
+    # -- opening ----------------------------------------------------------------------------------
+
+    def _open(self) -> Generation:
+        sinks = {each.name: each.sink for each in self._definitions if each.sink is not None}
+        sessions = StageSessions(self._session)
+        while True:
+            number = self._root.decisions.read().generation + 1
+            folder = self._root.paths.absolute(self._root.paths.generation(number))
+            try:
+                frames = self._build(sessions, folder)
+                shape = self._shape(frames)
+                log, base = self._root.recovered(sinks, shape)
+                for name, sink in sinks.items():
+                    sink.prepare_table(owner_of(self._pipeline.name, name), queries.stored_schema(frames[name].schema))
+                opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+            if opened is not None:
+                break
+            shutil.rmtree(folder, ignore_errors=True)
+        self.has_opened = True
+        reached(Step.GENERATION_OPENED)
+        shutil.rmtree(folder)
+        generation = Generation(self._definitions, opened, self._root.paths, self._root.store, self._options.config())
+        self._start(generation, frames)
+        return generation
+
+    def _build(self, sessions: StageSessions, folder: Path) -> dict[str, DataFrame]:
+        """Call the functions against the gates that the generation will have."""
+        schemas: dict[str, StructType] = {}
+        frames: dict[str, DataFrame] = {}
+        for definition in self._definitions:
+            gates = {name: folder / "stages" / definition.name / "gates" / name for name in definition.inputs}
+            for gate in gates.values():
+                gate.mkdir(parents=True, exist_ok=True)
+            frames[definition.name] = queries.build(definition, sessions, gates, schemas)
+            schemas[definition.name] = queries.stored_schema(frames[definition.name].schema)
+        return frames
+
+    def _shape(self, frames: dict[str, DataFrame]) -> dict[str, StageShape]:
+        return {
+            each.name: StageShape(
+                each.kind,
+                each.inputs,
+                each.output_mode,
+                queries.stored_schema(frames[each.name].schema).simpleString(),
+            )
+            for each in self._definitions
+        }
+
+    def _start(self, generation: Generation, frames: dict[str, DataFrame]) -> None:
+        for definition in self._definitions:
+            stage = generation.stages[definition.name]
+            folder = self._root.paths.absolute(self._root.paths.stage(generation.generation, definition.name))
+            output = generation.output_of(definition)
+            start = stage.start
+            if output.exists():
+                shutil.rmtree(output)
+            restore_output(output, None if start is None else start.cut)
+            checkpoint = folder / "spark"
+            if start is not None:
+                restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
+            reached(Step.STAGE_RESTORED)
+            stage.open_gates()
+            stage.query = queries.start(
+                definition,
+                frames[definition.name],
+                checkpoint,
+                output,
+                available_now=self._options.available_now and not definition.inputs,
+            )
+        reached(Step.QUERIES_STARTED)
+        _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
+
+    # -- driving ----------------------------------------------------------------------------------
+
+    def _drive(self, generation: Generation) -> None:
+        looked = 0.0
+        last: int | None = None
+        idle_batches: list[int] | None = None
+        while True:
+            moved = generation.poll()
+            now = time.monotonic()
+            if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
+                looked = now
+                generation.check_queries()
+                if self._view is not None:
+                    self._view(generation)
+                if last is None and self._options.available_now:
+                    batches = self._batches_if_idle(generation)
+                    if batches is not None and batches == idle_batches:
+                        last = self._last_checkpoint(generation)
+                    idle_batches = batches
+            if last is None and self._stop.wanted:
+                last = self._last_checkpoint(generation)
+            if last is not None:
+                if generation.is_settled and generation.completed(last):
+                    return
+                if not generation.is_under_way(last) and not generation.completed(last):
+                    last = None  # it was aborted: take another
+            time.sleep(_BUSY_PAUSE_S if moved else _IDLE_PAUSE_S)
+
+    def _last_checkpoint(self, generation: Generation) -> int | None:
+        try:
+            return generation.trigger(Flag.DRAIN)
+        except CheckpointError:
+            return None  # one is in progress: after it
+
+    def _batches_if_idle(self, generation: Generation) -> list[int] | None:
+        """Every stage's batch, if all input is consumed and no query has anything left to do."""
+        for stage in generation.stages.values():
+            if not stage.definition.inputs:
+                if not stage.ended:
+                    return None
+            elif not stage.has_consumed_all or stage.query is None or stage.query.status["message"] != _WAITING:
+                return None
+        return [stage.batch for stage in generation.stages.values()]

@@ -1,0 +1,204 @@
+"""Snapshots: which files of Spark's checkpoint folder rebuild a stage at a batch, kept by hard links.
+
+Files of the batch log and of the state are immutable (Spark writes them whole and renames), so a link is a copy.
+Only files that the last snapshot of the stage did not hold are linked and read (for their checksum).
+
+To rebuild the state as of batch N (state version N + 1), per state store: the newest full snapshot (`zip`) not
+above that version, the SST files that it lists, and the change logs from there on. With format v2 a file's name
+carries a unique id; where a version has several (a task was retried), all are kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint
+from tidegate.spark.filelog import METADATA, log_offset, read_offsets, seed_sink_log
+from tidegate.storage.manifest import SnapshotFile
+from tidegate.storage.paths import RootPaths
+
+_STATE_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog|delta|snapshot)")
+_SST_FOLDER: Final = "SSTs"
+_OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
+
+
+class _SstFile(msgspec.Struct, rename="camel"):
+    dfs_sst_name: str
+
+
+class _ZipMetadata(msgspec.Struct, rename="camel"):
+    sst_files: list[_SstFile] = []
+    log_files: list[msgspec.Raw] = []
+
+
+def files_at(checkpoint: Path, batch: int) -> list[str]:
+    """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`."""
+    found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
+    names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
+    if f"offsets/{batch}" not in names or f"commits/{batch}" not in names:
+        raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
+    names += _source_files(checkpoint, batch)
+    names += _state_files(checkpoint, batch + 1)
+    return names
+
+
+def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
+    """Logs of the sources. A gate's source needs only what its last two batches read; a source of the user's may
+    need all of its log, so of that everything up to the batch is kept."""
+    sources = checkpoint / "sources"
+    if not sources.is_dir():
+        return
+    offsets = read_offsets(checkpoint, batch).sources
+    for folder in sorted(sources.iterdir()):
+        index = int(folder.name) if folder.name.isdigit() else -1
+        offset = offsets[index] if 0 <= index < len(offsets) else None
+        newest = _file_source_offset(offset)
+        for path in sorted(folder.rglob("*")):
+            if not path.is_file() or path.name.startswith("."):
+                continue
+            number = path.name.removesuffix(".compact")
+            if newest is None or not number.isdigit() or int(number) <= newest:
+                yield path.relative_to(checkpoint).as_posix()
+
+
+def _file_source_offset(offset: str | None) -> int | None:
+    try:
+        return None if offset is None else log_offset(offset)
+    except msgspec.MsgspecError:
+        return None  # a source of another kind
+
+
+def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
+    state = checkpoint / "state"
+    if not state.is_dir():
+        return
+    for folder, _, names in os.walk(state):
+        if Path(folder).name == _SST_FOLDER:
+            continue  # named by the snapshots that need them
+        visible = [name for name in names if not name.startswith(".")]
+        versioned = [match for name in visible if (match := _STATE_FILE.fullmatch(name))]
+        base = Path(folder)
+        if versioned:
+            yield from _store_files(checkpoint, base, versioned, version)
+        else:
+            for name in visible:
+                relative = (base / name).relative_to(checkpoint).as_posix()
+                operator = _OPERATOR_METADATA.fullmatch(relative)
+                if operator is None or int(operator[1]) < version:
+                    yield relative
+
+
+def _store_files(checkpoint: Path, store: Path, files: list[re.Match[str]], version: int) -> Iterator[str]:
+    full = [int(match[1]) for match in files if match[2] in ("zip", "snapshot") and int(match[1]) <= version]
+    oldest = max(full, default=0)
+    for match in files:
+        is_full = match[2] in ("zip", "snapshot")
+        number = int(match[1])
+        if number > version or number < oldest or (number == oldest and not is_full and full):
+            continue
+        if is_full and number != oldest:
+            continue
+        path = store / match[0]
+        yield path.relative_to(checkpoint).as_posix()
+        if match[2] == "zip":
+            for sst in _ssts_of(path):
+                yield (store / _SST_FOLDER / sst).relative_to(checkpoint).as_posix()
+
+
+def _ssts_of(snapshot: Path) -> list[str]:
+    with zipfile.ZipFile(snapshot) as zipped:
+        lines = zipped.read("metadata").split(b"\n", 1)
+    metadata = msgspec.json.decode(lines[-1], type=_ZipMetadata)
+    return [file.dfs_sst_name for file in metadata.sst_files]
+
+
+class Snapshotter:
+    """Keeps the snapshots of one stage in one generation."""
+
+    def __init__(self, paths: RootPaths, generation: int, stage: str, held: Mapping[str, SnapshotFile]) -> None:
+        """`held`: the files of the snapshot that the stage was restored from."""
+        self._paths = paths
+        self._generation = generation
+        self._stage = stage
+        self._checkpoint = paths.absolute(f"{paths.stage(generation, stage)}/spark")
+        self._held = dict(held)
+        self._keeping: set[str] = set()
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        """Stored files that this or the next snapshot refers to. Read it after listing the store, never before."""
+        return frozenset(file.stored for file in self._held.values()) | frozenset(tuple(self._keeping))
+
+    def take(self, batch: int, *, full: bool) -> tuple[tuple[SnapshotFile, ...], int]:
+        """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store."""
+        held = {} if full else self._held
+        self._keeping.clear()
+        files: dict[str, SnapshotFile] = {}
+        new_bytes = 0
+        for name in files_at(self._checkpoint, batch):
+            known = held.get(name)
+            if known is None:
+                known = self._keep(name)
+                new_bytes += known.size_bytes
+            files[name] = known
+        self._held = files
+        return tuple(files.values()), new_bytes
+
+    def _keep(self, name: str) -> SnapshotFile:
+        stored = self._paths.snapshot_file(self._generation, self._stage, name)
+        self._keeping.add(stored)
+        target = self._paths.absolute(stored)
+        source = self._checkpoint / name
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            link(source, target)
+        size_bytes, sha256 = checksum(target)
+        return SnapshotFile(name, stored, size_bytes, sha256)
+
+
+def link(source: Path, target: Path) -> None:
+    """A hard link; a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def checksum(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return file.tell(), digest.hexdigest()
+
+
+def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkpoint: Path, stage: str) -> None:
+    """Build Spark's checkpoint folder from a snapshot."""
+    for file in files:
+        target = checkpoint / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source = paths.absolute(file.stored)
+        if _OPERATOR_METADATA.fullmatch(file.name):
+            # These name their schema files by absolute paths, which lie in the folder of an older generation.
+            text = source.read_text(encoding="utf-8")
+            old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(?=/)')
+            target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
+        else:
+            link(source, target)
+
+
+def restore_output(output: Path, batch: int | None) -> None:
+    """A fresh output folder that goes on after `batch`."""
+    output.mkdir(parents=True)
+    if batch is not None:
+        seed_sink_log(output, batch)
+
+
+__all__ = ["METADATA", "Snapshotter", "checksum", "files_at", "restore_checkpoint", "restore_output"]

@@ -1,0 +1,423 @@
+"""One running stage: its Spark query, its gates, its channel, and its part in checkpoints.
+
+All of it is driven by `poll`, from the run's one control thread: no locks. Rows never come here; what does are
+the names of files that Spark has committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.parquet import count_rows
+from tidegate.protocol.aligner import (
+    Abandoned,
+    Action,
+    Aligner,
+    AlignmentEvent,
+    Captured,
+    Cut,
+    Forward,
+    InFlight,
+    KeepsAligning,
+)
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.injector import Injector
+from tidegate.protocol.messages import Barrier, Segment, SegmentFile
+from tidegate.sinks.contract import Committable, StagedFile
+from tidegate.spark.channel import Channel
+from tidegate.spark.filelog import (
+    METADATA,
+    as_path,
+    is_committed,
+    log_offset,
+    read_offsets,
+    read_sink_log,
+    read_source_log,
+    remove_file,
+    trim_log,
+)
+from tidegate.spark.gate import Gate
+from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.snapshot import Snapshotter
+from tidegate.spark.steps import Step, reached
+from tidegate.storage.manifest import SnapshotFile, StageSnapshot
+from tidegate.storage.paths import RootPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_TRIM_EVERY: Final = 20
+_KEPT_LOG_ENTRIES: Final = 5
+BATCH_FOLDER: Final = "batch-"
+
+
+class StagePlace(msgspec.Struct, frozen=True):
+    """Where a stage lives in a generation, and where it starts from."""
+
+    paths: RootPaths
+    generation: int
+    output: Path
+    start: StageSnapshot | None
+    after_checkpoint: int
+
+    def folder(self, stage: str) -> Path:
+        return self.paths.absolute(self.paths.stage(self.generation, stage))
+
+
+class _Part:
+    """This stage's part of a checkpoint that is under way."""
+
+    __slots__ = (
+        "barrier_ms",
+        "captured",
+        "committable",
+        "cut",
+        "output_sequence",
+        "snapshot",
+        "source_positions",
+        "watermark_ms",
+    )
+
+    def __init__(self, cut: Cut, stage: RunningStage, now_ms: int) -> None:
+        self.cut = cut
+        self.barrier_ms = now_ms - cut.alignment_ms
+        self.output_sequence = stage.channel.sequence
+        self.watermark_ms = stage.watermark_ms
+        self.source_positions = stage.source_positions
+        self.committable = stage.sealed()
+        self.captured: tuple[InFlight, ...] | None = None
+        self.snapshot: Future[tuple[tuple[SnapshotFile, ...], int, int]] | None = None
+
+
+class RunningStage:
+    def __init__(
+        self,
+        definition: StageDefinition,
+        place: StagePlace,
+        channels: dict[str, Channel],
+        config: CheckpointConfig,
+        uploads: Executor,
+        report: Callable[[str, int, StageSnapshot], None],
+        decline: Callable[[str, int, str], None],
+    ) -> None:
+        self.definition = definition
+        self.name = definition.name
+        self._place = place
+        start = place.start
+        self._checkpoint = place.folder(self.name) / "spark"
+        self._channels = {name: channels[name] for name in definition.inputs}
+        self.channel = channels[self.name]
+        self._cursors = dict.fromkeys(definition.inputs, 0)
+        positions = {} if start is None else start.positions
+        self._positions = {name: positions.get(name, 0) for name in definition.inputs}
+        self.start = start
+        self.gates: dict[str, Gate] = {}
+        self.injector = Injector(self.name, max_pending=config.max_concurrent, after_checkpoint=place.after_checkpoint)
+        self.aligner = Aligner(
+            self.name,
+            definition.inputs,
+            config.alignment,
+            is_sink=definition.kind == "sink",
+            batch=None if start is None else start.cut,
+            positions=self._positions,
+            after_checkpoint=place.after_checkpoint,
+        )
+        held = {} if start is None else {file.name: file for file in start.files}
+        self._snapshotter = Snapshotter(place.paths, place.generation, self.name, held)
+        self._uploads = uploads
+        self._report = report
+        self._decline = decline
+        self.batch = -1 if start is None or start.cut is None else start.cut
+        self.watermark_ms = None if start is None else start.watermark_ms
+        self.source_positions = () if start is None else start.source_positions
+        self.rows = 0
+        self._now_ms = 0
+        self.ended = False
+        self.query: StreamingQuery | None = None
+        self._parts: dict[int, _Part] = {}
+        self._staged: list[StagedFile] = []
+        self._written_segments: deque[Segment] = deque()
+        self._unreclaimed: list[str] = []
+        self._known: dict[str, dict[int, Segment]] = {name: {} for name in definition.inputs}
+        if start is not None and start.committable is not None:
+            # What the table does not show yet is sealed again, until the table says that it does.
+            self._staged = list(msgspec.json.decode(start.committable, type=Committable).files)
+
+    def open_gates(self) -> None:
+        """Lay the gates, with what was in flight at the checkpoint that the stage starts from."""
+        self.gates = {
+            name: Gate(self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name])
+            for name in self.definition.inputs
+        }
+        for name, segments in ({} if self.start is None else self.start.in_flight).items():
+            for segment in segments:
+                self._release(name, segment)
+
+    # -- one round --------------------------------------------------------------------------------
+
+    def poll(self, now_ms: int) -> bool:
+        """Look at what Spark has committed and what inputs hold. Tells whether anything happened."""
+        self._now_ms = now_ms
+        happened = False
+        while is_committed(self._checkpoint, self.batch + 1):
+            self._on_batch(self.batch + 1, now_ms)
+            happened = True
+        for name in self._channels:
+            happened |= self._read(name, now_ms)
+        if not self.definition.inputs:
+            while (barrier := self.injector.poll()) is not None:
+                self._execute(self.aligner.on_injected(barrier, now_ms))
+        self._execute(self.aligner.on_time(now_ms))
+        for gate in self.gates.values():
+            gate.flush()
+        self._finish_parts()
+        return happened
+
+    def check_query(self) -> None:
+        """Raise if the query has failed; notice if it has ended."""
+        if self.query is None or self.ended or self.query.isActive:
+            return
+        error = self.query.exception()
+        if error is not None:
+            raise StageFailed(self.name, _short(str(error)))
+        self.ended = not is_committed(self._checkpoint, self.batch + 1)
+
+    @property
+    def has_consumed_all(self) -> bool:
+        """Whether nothing that its inputs hold is left to consume."""
+        return all(
+            channel.at(self._cursors[name]) is None and self.gates[name].lag == 0
+            for name, channel in self._channels.items()
+        )
+
+    @property
+    def held_files(self) -> frozenset[str]:
+        """The stored files that this stage's next snapshot may refer to."""
+        return self._snapshotter.in_use
+
+    @property
+    def lag(self) -> int:
+        """Segments released to this stage that it has not committed."""
+        return sum(gate.lag for gate in self.gates.values())
+
+    # -- input ------------------------------------------------------------------------------------
+
+    def _read(self, name: str, now_ms: int) -> bool:
+        channel = self._channels[name]
+        happened = False
+        while self.aligner.is_open(name) and (message := channel.at(self._cursors[name])) is not None:
+            self._cursors[name] += 1
+            happened = True
+            if isinstance(message, Barrier):
+                self._execute(self.aligner.on_barrier(name, message, now_ms))
+            else:
+                self._release(name, message)
+        return happened
+
+    def _release(self, name: str, segment: Segment) -> None:
+        self._known[name][segment.sequence] = segment
+        self._execute(self.aligner.on_segment(name, segment.sequence, segment.size_bytes))
+        self.gates[name].release(segment)
+
+    def cursor(self, name: str) -> int:
+        return self._cursors[name]
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _on_batch(self, batch: int, now_ms: int) -> None:
+        offsets = read_offsets(self._checkpoint, batch)
+        self.watermark_ms = offsets.watermark_ms
+        moved: dict[str, int] = {}
+        if self.definition.inputs:
+            moved = self._moved(offsets.sources)
+        else:
+            self.source_positions = tuple(source for source in offsets.sources if source is not None)
+        self.batch = batch
+        files = self._written(batch)
+        if self.definition.kind == "sink":
+            self._staged += files
+        elif files:
+            named = [SegmentFile(self._place.paths.relative(Path(file.path)), file.size_bytes) for file in files]
+            segment = Segment(self.channel.sequence + 1, batch, tuple(named))
+            self.channel.append_segment(segment)
+            self._written_segments.append(segment)
+        self.rows += sum(file.rows for file in files)
+        for name, position in moved.items():
+            self._forget_consumed(name, position)
+        self._execute(self.aligner.on_committed(batch, moved, now_ms))
+        if batch % _TRIM_EVERY == 0 and not self._parts:
+            self._trim(offsets.sources)
+
+    def _moved(self, sources: Iterable[str | None]) -> dict[str, int]:
+        """How far a batch has brought each input, from the log of the source that reads its gate."""
+        moved: dict[str, int] = {}
+        for index, source in enumerate(sources):
+            if source is None:
+                continue
+            entries = read_source_log(self._checkpoint, index, log_offset(source))
+            if entries is None:
+                raise DamagedCheckpoint(f"stage {self.name!r}: Spark's source log {index} lacks offset {source}")
+            for entry in entries:
+                name = self._input_of(entry.path)
+                # An input that is read twice (a join with itself) stands where the slower of the two does.
+                reached = moved.get(f"{index} {name}", 0)
+                moved[f"{index} {name}"] = max(reached, entry.timestamp)
+        positions: dict[str, int] = {}
+        for key, position in moved.items():
+            name = key.split(" ", 1)[1]
+            positions[name] = min(positions.get(name, position), position)
+        return {name: position for name, position in positions.items() if position > self._positions[name]}
+
+    def _input_of(self, uri: str) -> str:
+        return self._place.paths.relative(as_path(uri)).split("/")[3]
+
+    def _forget_consumed(self, name: str, position: int) -> None:
+        self._positions[name] = position
+        if not self._parts:  # what is consumed may still be in flight for a checkpoint that is under way
+            known = self._known[name]
+            while known and (oldest := next(iter(known))) <= position:
+                del known[oldest]
+        self.gates[name].on_consumed(position)
+
+    def _written(self, batch: int) -> list[StagedFile]:
+        """The files with rows that a committed batch has written."""
+        if self.definition.output_mode == "append":
+            entries = read_sink_log(self._place.output, batch)
+            if entries is None:
+                raise DamagedCheckpoint(f"stage {self.name!r}: Spark's sink log lacks batch {batch}")
+            written = [(as_path(entry.path), entry.size) for entry in entries]
+        else:
+            folder = self._place.output / f"{BATCH_FOLDER}{batch}"
+            written = [(path, path.stat().st_size) for path in sorted(folder.rglob("*.parquet"))]
+        files: list[StagedFile] = []
+        for path, size_bytes in written:
+            rows = count_rows(path)
+            if rows:
+                files.append(StagedFile(batch, str(path), size_bytes, rows))
+            else:
+                remove_file(path)  # Spark writes an empty file for a batch without rows
+        return files
+
+    def _trim(self, sources: Iterable[str | None]) -> None:
+        """Keep Spark's own logs short. A user's source is left alone: it may need all of its log."""
+        if self.definition.inputs:
+            for index, source in enumerate(sources):
+                if source is not None:
+                    trim_log(self._checkpoint / "sources" / str(index), log_offset(source) - _KEPT_LOG_ENTRIES)
+        trim_log(self._place.output / METADATA, self.batch - _KEPT_LOG_ENTRIES)
+
+    def take_consumed(self, through: int) -> list[str]:
+        """Files of segments that every reader has consumed, each named once. Called from the clean-up thread."""
+        names = [name for name in self._unreclaimed if self._place.paths.absolute(name).exists()]
+        while self._written_segments and self._written_segments[0].sequence <= through:
+            names += [file.path for file in self._written_segments.popleft().files]
+        # What a retained checkpoint has in flight cannot be deleted yet: it is offered again next time.
+        self._unreclaimed = names
+        return names
+
+    # -- checkpoints ------------------------------------------------------------------------------
+
+    def sealed(self) -> str | None:
+        """What a sink's table does not show yet, as a committable."""
+        if self.definition.kind != "sink":
+            return None
+        return msgspec.json.encode(Committable(tuple(self._staged), self.batch)).decode()
+
+    def on_aborted(self, barrier: Barrier) -> None:
+        if self.definition.inputs:
+            self._execute(self.aligner.on_cancelled(barrier))
+        else:
+            self.injector.cancel(barrier)
+
+    def on_decided(self, checkpoint_id: int) -> None:
+        self._parts.pop(checkpoint_id, None)
+
+    def on_visible(self, through_batch: int) -> list[Path]:
+        """The table shows everything up to this batch: its staged files are no longer needed."""
+        done = [Path(file.path) for file in self._staged if file.batch <= through_batch]
+        self._staged = [file for file in self._staged if file.batch > through_batch]
+        return done
+
+    def _execute(self, actions: Iterable[Action]) -> None:
+        for action in actions:
+            match action:
+                case Cut():
+                    self.channel.append_barrier(action.barrier)
+                    self._begin(action)
+                case Captured():
+                    self._parts[action.checkpoint_id].captured = action.in_flight
+                case Abandoned():
+                    self._parts.pop(action.checkpoint_id, None)
+                    if action.why is not AlignmentEvent.CANCELLED:
+                        self._decline(self.name, action.checkpoint_id, action.why.value)
+                case Forward():
+                    self.channel.append_barrier(action.barrier)
+                case KeepsAligning():
+                    pass
+
+    def _begin(self, cut: Cut) -> None:
+        reached(Step.STAGE_CUT)
+        part = _Part(cut, self, self._now_ms)
+        self._parts[cut.barrier.checkpoint_id] = part
+        part.snapshot = self._uploads.submit(self._take, cut.batch, cut.barrier.is_full_snapshot)
+
+    def _take(self, batch: int | None, full: bool) -> tuple[tuple[SnapshotFile, ...], int, int]:
+        """Runs on the upload thread."""
+        started = time.monotonic_ns()
+        files, new_bytes = ((), 0) if batch is None else self._snapshotter.take(batch, full=full)
+        return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
+
+    def _finish_parts(self) -> None:
+        for checkpoint_id, part in tuple(self._parts.items()):
+            if part.captured is None or part.snapshot is None or not part.snapshot.done():
+                continue
+            error = part.snapshot.exception()
+            if error is not None:
+                del self._parts[checkpoint_id]
+                self._decline(self.name, checkpoint_id, f"the snapshot could not be stored: {error}")
+                continue
+            snapshot = self._snapshot_of(part)
+            part.snapshot = None
+            self._report(self.name, checkpoint_id, snapshot)
+
+    def _snapshot_of(self, part: _Part) -> StageSnapshot:
+        assert part.snapshot is not None
+        files, new_bytes, snapshot_ms = part.snapshot.result()
+        in_flight = {
+            flying.input: tuple(
+                self._known[flying.input][sequence] for sequence in range(flying.after + 1, flying.through + 1)
+            )
+            for flying in part.captured or ()
+        }
+        return StageSnapshot(
+            cut=part.cut.batch,
+            files=files,
+            positions=part.cut.positions,
+            output_sequence=part.output_sequence,
+            in_flight=in_flight,
+            source_positions=part.source_positions,
+            watermark_ms=part.watermark_ms,
+            committable=part.committable,
+            barrier_ms=part.barrier_ms,
+            alignment_ms=part.cut.alignment_ms,
+            snapshot_ms=snapshot_ms,
+            new_bytes=new_bytes,
+            total_bytes=sum(file.size_bytes for file in files),
+        )
+
+
+def _short(error: str) -> str:
+    """The cause that Spark gives, without its page of JVM trace."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    for line in lines:
+        if not line.startswith(("at ", "===", "Current", "Logical", "[STREAM_FAILED]")):
+            return line[:400]
+    return lines[0][:400] if lines else "unknown"

@@ -1,0 +1,43 @@
+"""The named steps of a run, at which a test can kill it.
+
+`TIDEGATE_KILL_AT=manifest_written:2` kills the process with SIGKILL when it reaches that step the second time.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+from collections import Counter
+from typing import Final
+
+VARIABLE: Final = "TIDEGATE_KILL_AT"
+
+
+class Step(enum.Enum):
+    GENERATION_OPENED = "generation_opened"
+    STAGE_RESTORED = "stage_restored"
+    QUERIES_STARTED = "queries_started"
+    ID_MARKED = "id_marked"
+    BARRIER_INJECTED = "barrier_injected"
+    STAGE_CUT = "stage_cut"
+    STAGE_REPORTED = "stage_reported"
+    MANIFEST_WRITTEN = "manifest_written"
+    SLOT_CLAIMED = "slot_claimed"
+    SINK_COMMITTED = "sink_committed"
+    ALL_SINKS_COMMITTED = "all_sinks_committed"
+    CLEANED_UP = "cleaned_up"
+
+
+_times: Counter[str] = Counter()
+
+
+def reached(step: Step) -> None:
+    wanted = os.environ.get(VARIABLE)
+    if wanted is None:
+        return
+    name, _, count = wanted.partition(":")
+    if name == step.value:
+        _times[name] += 1
+        if _times[name] >= int(count or 1):
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,60 @@
+"""The decision log in the store: reading it, and claiming its next slot."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tidegate.errors import StoreUnavailable
+from tidegate.protocol.decision_log import (
+    ClaimAnswer,
+    Decision,
+    DecisionLog,
+    decode_decision,
+    encode_decision,
+    judge_claim,
+)
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
+
+_CLAIM_TRIES = 20
+
+
+class StoredDecisions:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def read(self) -> DecisionLog:
+        """The log as it is now."""
+        records: list[Decision] = []
+        for name in self._store.list(RootPaths.DECISIONS):
+            data = self._store.get(name)
+            if data is not None:  # trimmed since it was listed
+                records.append(decode_decision(data, name))
+        return DecisionLog.from_records(records)
+
+    def claim(self, proposed: Decision) -> tuple[ClaimAnswer, DecisionLog]:
+        """Try to make a record part of the log. The answer comes from the log, not from the attempt."""
+        for _ in range(_CLAIM_TRIES):
+            with suppress(StoreUnavailable):
+                self._store.create(RootPaths.decision(proposed.slot), encode_decision(proposed))
+            log = self.read()
+            answer = judge_claim(proposed, log)
+            if answer is not ClaimAnswer.RETRY:
+                return answer, log
+        raise StoreUnavailable(f"slot {proposed.slot} of the decision log could not be claimed in {_CLAIM_TRIES} tries")
+
+    def trim(self, log: DecisionLog) -> None:
+        """Delete the records below the start of the log."""
+        first = RootPaths.decision(log.first_slot)
+        self._store.delete(name for name in self._store.list(RootPaths.DECISIONS) if name < first)
+
+    def mark_used(self, checkpoint_id: int) -> None:
+        self._store.put(RootPaths.used_id(checkpoint_id), b"")
+
+    def largest_used(self) -> int:
+        marks = self._store.list(RootPaths.IDS)
+        return int(marks[-1].rsplit("/", 1)[1]) if marks else 0
+
+    def forget_marks_below(self, checkpoint_id: int) -> None:
+        mark = RootPaths.used_id(checkpoint_id)
+        self._store.delete(name for name in self._store.list(RootPaths.IDS) if name < mark)

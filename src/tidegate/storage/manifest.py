@@ -1,0 +1,145 @@
+"""The manifest: all that a checkpoint consists of.
+
+Strictly decoded: an unknown field, a missing one or one of the wrong type is refused, and so is a manifest
+whose bytes are not those that the decision log's record names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.aligner import InFlight
+from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.messages import Segment
+
+FORMAT: Final = 1
+
+
+class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One file of a stage's snapshot. `name` is its path in Spark's checkpoint folder, `stored` in the root."""
+
+    name: str
+    stored: str
+    size_bytes: int
+    sha256: str
+
+
+class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One stage's part of a checkpoint."""
+
+    cut: int | None
+    files: tuple[SnapshotFile, ...]
+    positions: dict[str, int]
+    output_sequence: int
+    in_flight: dict[str, tuple[Segment, ...]]
+    source_positions: tuple[str, ...]
+    watermark_ms: int | None
+    committable: str | None
+    barrier_ms: int
+    """When the first barrier arrived, in ms after the trigger."""
+    alignment_ms: int
+    snapshot_ms: int
+    new_bytes: int
+    total_bytes: int
+
+
+class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What of a stage must stay the same for its state to be taken up again."""
+
+    kind: str
+    inputs: tuple[str, ...]
+    output_mode: str
+    schema: str
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    format: int
+    pipeline: str
+    checkpoint_id: int
+    epoch: int
+    generation: int
+    attempt: int
+    flags: int
+    aligned: bool
+    triggered_at: str
+    duration_ms: int
+    shape: dict[str, StageShape]
+    stages: dict[str, StageSnapshot]
+
+    def references(self) -> frozenset[str]:
+        """Every file in the root that this checkpoint needs, but for the manifest itself."""
+        return frozenset(
+            [file.stored for stage in self.stages.values() for file in stage.files]
+            + [
+                file.path
+                for stage in self.stages.values()
+                for segments in stage.in_flight.values()
+                for segment in segments
+                for file in segment.files
+            ]
+        )
+
+    @property
+    def new_bytes(self) -> int:
+        return sum(stage.new_bytes for stage in self.stages.values())
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(stage.total_bytes for stage in self.stages.values())
+
+
+_decoder: Final = msgspec.json.Decoder(Manifest)
+
+
+def encode_manifest(manifest: Manifest) -> tuple[bytes, str]:
+    """The manifest's bytes, and their SHA-256 for the decision log."""
+    data = msgspec.json.format(msgspec.json.encode(manifest), indent=1)
+    return data, hashlib.sha256(data).hexdigest()
+
+
+def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
+    """Refuses anything but the very manifest that was decided."""
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise DamagedCheckpoint(f"{name} is not the manifest that was decided: its checksum differs")
+    try:
+        manifest: Manifest = _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
+    if manifest.format != FORMAT:
+        raise DamagedCheckpoint(f"{name} has format {manifest.format}; this version reads format {FORMAT}")
+    return manifest
+
+
+def as_report(stage: str, snapshot: StageSnapshot, checkpoint_id: int, attempt: int, generation: int) -> StageReport:
+    """What the coordinator needs to know of a stage's snapshot."""
+    return StageReport(
+        stage=stage,
+        checkpoint_id=checkpoint_id,
+        attempt=attempt,
+        generation=generation,
+        cut=snapshot.cut,
+        positions=snapshot.positions,
+        output_sequence=snapshot.output_sequence,
+        files=tuple(file.stored for file in snapshot.files),
+        committable=snapshot.committable,
+        source_position=", ".join(snapshot.source_positions) or None,
+        in_flight=tuple(
+            InFlight(
+                name,
+                segments[0].sequence - 1,
+                segments[-1].sequence,
+                sum(each.size_bytes for each in segments),
+            )
+            for name, segments in snapshot.in_flight.items()
+            if segments
+        ),
+        watermark_ms=snapshot.watermark_ms,
+        new_bytes=snapshot.new_bytes,
+        total_bytes=snapshot.total_bytes,
+        alignment_ms=snapshot.alignment_ms,
+        snapshot_ms=snapshot.snapshot_ms,
+    )

@@ -1,0 +1,71 @@
+"""Every path under a root, built in one place.
+
+<root>/
+  pipeline.json                          whose root this is
+  lock                                   held by the run that lives
+  decisions/000000000017.json            the decision log, one record a slot
+  ids/000042                             checkpoint ids that were used
+  generations/000003/
+    manifests/ckpt-000042.json
+    snapshots/<stage>/…                  files of Spark's checkpoint folder, by their path in it
+    stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
+    stages/<stage>/gates/<input>/        what the stage may read of an input
+    stages/<stage>/output/               the Parquet files of the stage's channel
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tidegate.protocol.recovery import checkpoint_name
+
+
+class RootPaths:
+    """Paths under one root. Names relative to the root use `/` and are what manifests hold."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    PIPELINE = "pipeline.json"
+    DECISIONS = "decisions"
+    IDS = "ids"
+    GENERATIONS = "generations"
+
+    def absolute(self, name: str) -> Path:
+        return self.root / name
+
+    def relative(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @staticmethod
+    def decision(slot: int) -> str:
+        return f"{RootPaths.DECISIONS}/{slot:012d}.json"
+
+    @staticmethod
+    def used_id(checkpoint_id: int) -> str:
+        return f"{RootPaths.IDS}/{checkpoint_id:012d}"
+
+    @staticmethod
+    def generation(generation: int) -> str:
+        return f"{RootPaths.GENERATIONS}/{generation:06d}"
+
+    @staticmethod
+    def generation_of(name: str) -> int:
+        """The generation that a file's name says it belongs to."""
+        return int(name.split("/", 2)[1])
+
+    @staticmethod
+    def manifest(generation: int, checkpoint_id: int) -> str:
+        return f"{RootPaths.generation(generation)}/manifests/{checkpoint_name(checkpoint_id)}.json"
+
+    @staticmethod
+    def snapshot_file(generation: int, stage: str, file: str) -> str:
+        return f"{RootPaths.generation(generation)}/snapshots/{stage}/{file}"
+
+    @staticmethod
+    def stage(generation: int, stage: str) -> str:
+        return f"{RootPaths.generation(generation)}/stages/{stage}"
