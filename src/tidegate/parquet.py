@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-# pyarrow ships no types; this is the one place that would need them.
-_parquet: Final[Any] = importlib.import_module("pyarrow.parquet")
+
+@cache
+def _pyarrow_parquet() -> Any:
+    """Imported when it is needed, because it is slow to; through importlib, because pyarrow ships no types."""
+    return importlib.import_module("pyarrow.parquet")
 
 
 def read_footer(path: Path) -> Any:
     """pyarrow's `FileMetaData`: row count, row groups, column statistics."""
-    return _parquet.read_metadata(path)
+    return _pyarrow_parquet().read_metadata(path)
 
 
 def count_rows(path: Path) -> int:

@@ -14,7 +14,6 @@ from rich.console import Console
 from tidegate.cli.view import JsonView, LiveView, LogView
 from tidegate.errors import InvalidPipeline, TidegateError
 from tidegate.spark.pipeline import Pipeline
-from tidegate.spark.run import run_pipeline
 
 
 def run_command(
@@ -36,6 +35,8 @@ def run_command(
 
     Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
     """
+    from tidegate.spark.run import run_pipeline  # brings PySpark, which is slow to import
+
     console = Console(stderr=True)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     try:

@@ -149,6 +149,7 @@ class _Run:
         failures = 0
         while True:
             generation = self._open()
+            self._waited_at: dict[str, int] = {}
             started = time.monotonic()
             try:
                 self._drive(generation)
@@ -251,7 +252,6 @@ class _Run:
     def _drive(self, generation: Generation) -> None:
         looked = 0.0
         last: int | None = None
-        idle_batches: list[int] | None = None
         while True:
             moved = generation.poll()
             now = time.monotonic()
@@ -260,11 +260,8 @@ class _Run:
                 generation.check_queries()
                 if self._view is not None:
                     self._view(generation)
-                if last is None and self._options.available_now:
-                    batches = self._batches_if_idle(generation)
-                    if batches is not None and batches == idle_batches:
-                        last = self._last_checkpoint(generation)
-                    idle_batches = batches
+                if last is None and self._options.available_now and self._has_consumed_all(generation):
+                    last = self._last_checkpoint(generation)
             if last is None and self._stop.wanted:
                 last = self._last_checkpoint(generation)
             if last is not None:
@@ -280,12 +277,19 @@ class _Run:
         except CheckpointError:
             return None  # one is in progress: after it
 
-    def _batches_if_idle(self, generation: Generation) -> list[int] | None:
-        """Every stage's batch, if all input is consumed and no query has anything left to do."""
+    def _has_consumed_all(self, generation: Generation) -> bool:
+        """Whether the sources have ended, and every query has waited for data in vain since its last batch.
+
+        A query that has consumed all may still have a batch without data to run, when its watermark has moved.
+        """
+        all_done = True
         for stage in generation.stages.values():
             if not stage.definition.inputs:
-                if not stage.ended:
-                    return None
-            elif not stage.has_consumed_all or stage.query is None or stage.query.status["message"] != _WAITING:
-                return None
-        return [stage.batch for stage in generation.stages.values()]
+                all_done &= stage.ended
+            elif stage.has_consumed_all and stage.query is not None:
+                if stage.query.status["message"] == _WAITING:
+                    self._waited_at[stage.name] = stage.batch
+                all_done &= self._waited_at.get(stage.name) == stage.batch
+            else:
+                all_done = False
+        return all_done

@@ -28,16 +28,23 @@ from tidegate.storage.paths import RootPaths
 
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog|delta|snapshot)")
 _SST_FOLDER: Final = "SSTs"
+_LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
 
 
 class _SstFile(msgspec.Struct, rename="camel"):
-    dfs_sst_name: str
+    dfs_sst_file_name: str
+
+
+class _LogFile(msgspec.Struct, rename="camel"):
+    dfs_log_file_name: str
 
 
 class _ZipMetadata(msgspec.Struct, rename="camel"):
-    sst_files: list[_SstFile] = []
-    log_files: list[msgspec.Raw] = []
+    """What a full snapshot of RocksDB says of the files that it shares with others."""
+
+    sst_files: list[_SstFile]
+    log_files: list[_LogFile] | None = None
 
 
 def files_at(checkpoint: Path, batch: int) -> list[str]:
@@ -82,7 +89,7 @@ def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
     if not state.is_dir():
         return
     for folder, _, names in os.walk(state):
-        if Path(folder).name == _SST_FOLDER:
+        if Path(folder).name in (_SST_FOLDER, _LOG_FOLDER):
             continue  # named by the snapshots that need them
         visible = [name for name in names if not name.startswith(".")]
         versioned = [match for name in visible if (match := _STATE_FILE.fullmatch(name))]
@@ -110,15 +117,17 @@ def _store_files(checkpoint: Path, store: Path, files: list[re.Match[str]], vers
         path = store / match[0]
         yield path.relative_to(checkpoint).as_posix()
         if match[2] == "zip":
-            for sst in _ssts_of(path):
-                yield (store / _SST_FOLDER / sst).relative_to(checkpoint).as_posix()
+            for shared in _shared_files(path):
+                yield (store / shared).relative_to(checkpoint).as_posix()
 
 
-def _ssts_of(snapshot: Path) -> list[str]:
+def _shared_files(snapshot: Path) -> list[str]:
     with zipfile.ZipFile(snapshot) as zipped:
-        lines = zipped.read("metadata").split(b"\n", 1)
-    metadata = msgspec.json.decode(lines[-1], type=_ZipMetadata)
-    return [file.dfs_sst_name for file in metadata.sst_files]
+        _version, text = zipped.read("metadata").split(b"\n", 1)
+    metadata = msgspec.json.decode(text, type=_ZipMetadata)
+    return [f"{_SST_FOLDER}/{file.dfs_sst_file_name}" for file in metadata.sst_files] + [
+        f"{_LOG_FOLDER}/{file.dfs_log_file_name}" for file in metadata.log_files or ()
+    ]
 
 
 class Snapshotter:

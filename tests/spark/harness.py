@@ -1,0 +1,88 @@
+"""What the tests of pipelines on Spark share: input, the oracle, and runs in this process."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+from pyspark.sql import DataFrame, SparkSession
+
+from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
+from tidegate.spark.run import run_pipeline
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+ROW_SCHEMA = "id long, key string, ts timestamp, value long"
+
+
+def write_rows(folder: Path, number: int, ids: Iterable[int], *, key_count: int = 5, far_future: bool = False) -> None:
+    """One file of input rows, written whole. A row's time is its id in seconds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for each in ids:
+        moment = START + timedelta(seconds=each) + (timedelta(days=30) if far_future else timedelta())
+        lines.append(json.dumps({"id": each, "key": f"k{each % key_count}", "ts": moment.isoformat(), "value": each}))
+    hidden = folder / f".{number:05d}.tmp"
+    hidden.write_text("\n".join(lines), encoding="utf-8")
+    hidden.rename(folder / f"{number:05d}.json")
+
+
+def write_input(folder: Path, files: int, rows_per_file: int, *, first_file: int = 0) -> None:
+    for number in range(first_file, first_file + files):
+        write_rows(folder, number, range(number * rows_per_file, (number + 1) * rows_per_file))
+
+
+def stream(spark: SparkSession, folder: Path, files_per_batch: int = 2) -> DataFrame:
+    reader = spark.readStream.schema(ROW_SCHEMA).option("maxFilesPerTrigger", str(files_per_batch))
+    return reader.json(str(folder))
+
+
+class BatchSession:
+    """A session whose streams are read as plain tables: the oracle's."""
+
+    def __init__(self, session: SparkSession) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, "read" if name == "readStream" else name)
+
+
+def oracle(pipeline: Pipeline, session: SparkSession) -> dict[str, Counter[tuple[Any, ...]]]:
+    """The rows that every sink should hold: the same functions over the same input, as one batch job."""
+    frames: dict[str, DataFrame] = {}
+    for definition in pipeline.validated():
+        inputs = iter(definition.inputs)
+        arguments: list[Any] = [
+            BatchSession(session) if parameter == SPARK_PARAMETER else frames[next(inputs)]
+            for parameter in definition.parameters
+        ]
+        frames[definition.name] = definition.function(*arguments)
+    return {
+        definition.name: as_rows(frames[definition.name].collect())
+        for definition in pipeline.validated()
+        if definition.kind == "sink"
+    }
+
+
+def as_rows(rows: Iterable[Any]) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(_plain(value) for value in row) for row in rows)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC) if value.tzinfo else value.astimezone().astimezone(UTC)
+    return value
+
+
+def table_rows(path: Path, columns: list[str], version: int | None = None) -> Counter[tuple[Any, ...]]:
+    table = deltalake.DeltaTable(path, version=version).to_pyarrow_table(columns=columns)
+    return as_rows(tuple(row[name] for name in columns) for row in table.to_pylist())
+
+
+def run_to_end(pipeline: Pipeline, root: Path, session: SparkSession, **options: Any) -> None:
+    settings: Mapping[str, Any] = {"checkpoint_interval": "1s", "available_now": True, "restarts": 0, **options}
+    run_pipeline(pipeline, root, session, **settings)
