@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -28,6 +29,8 @@ def write_rows(folder: Path, number: int, ids: Iterable[int], *, key_count: int 
         lines.append(json.dumps({"id": each, "key": f"k{each % key_count}", "ts": moment.isoformat(), "value": each}))
     hidden = folder / f".{number:05d}.tmp"
     hidden.write_text("\n".join(lines), encoding="utf-8")
+    # Spark takes files in the order of their times: one second apart, so that rows come in the order of their ids.
+    os.utime(hidden, (1_700_000_000 + number, 1_700_000_000 + number))
     hidden.rename(folder / f"{number:05d}.json")
 
 

@@ -29,6 +29,7 @@ from tidegate.storage.paths import RootPaths
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog|delta|snapshot)")
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
+_GATE_OFFSETS_KEPT: Final = 2
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
 
 
@@ -47,18 +48,18 @@ class _ZipMetadata(msgspec.Struct, rename="camel"):
     log_files: list[_LogFile] | None = None
 
 
-def files_at(checkpoint: Path, batch: int) -> list[str]:
+def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
     """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`."""
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
     names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
     if f"offsets/{batch}" not in names or f"commits/{batch}" not in names:
         raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
-    names += _source_files(checkpoint, batch)
+    names += _source_files(checkpoint, batch, reads_gates=reads_gates)
     names += _state_files(checkpoint, batch + 1)
     return names
 
 
-def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
+def _source_files(checkpoint: Path, batch: int, *, reads_gates: bool) -> Iterator[str]:
     """Logs of the sources. A gate's source needs only what its last two batches read; a source of the user's may
     need all of its log, so of that everything up to the batch is kept."""
     sources = checkpoint / "sources"
@@ -73,7 +74,11 @@ def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
             if not path.is_file() or path.name.startswith("."):
                 continue
             number = path.name.removesuffix(".compact")
-            if newest is None or not number.isdigit() or int(number) <= newest:
+            if newest is None or not number.isdigit():
+                wanted = True
+            else:
+                wanted = int(number) <= newest and (not reads_gates or int(number) > newest - _GATE_OFFSETS_KEPT)
+            if wanted:
                 yield path.relative_to(checkpoint).as_posix()
 
 
@@ -133,8 +138,11 @@ def _shared_files(snapshot: Path) -> list[str]:
 class Snapshotter:
     """Keeps the snapshots of one stage in one generation."""
 
-    def __init__(self, paths: RootPaths, generation: int, stage: str, held: Mapping[str, SnapshotFile]) -> None:
+    def __init__(
+        self, paths: RootPaths, generation: int, stage: str, held: Mapping[str, SnapshotFile], *, reads_gates: bool
+    ) -> None:
         """`held`: the files of the snapshot that the stage was restored from."""
+        self._reads_gates = reads_gates
         self._paths = paths
         self._generation = generation
         self._stage = stage
@@ -153,7 +161,7 @@ class Snapshotter:
         self._keeping.clear()
         files: dict[str, SnapshotFile] = {}
         new_bytes = 0
-        for name in files_at(self._checkpoint, batch):
+        for name in files_at(self._checkpoint, batch, reads_gates=self._reads_gates):
             known = held.get(name)
             if known is None:
                 known = self._keep(name)

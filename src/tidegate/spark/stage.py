@@ -131,7 +131,9 @@ class RunningStage:
             after_checkpoint=place.after_checkpoint,
         )
         held = {} if start is None else {file.name: file for file in start.files}
-        self._snapshotter = Snapshotter(place.paths, place.generation, self.name, held)
+        self._snapshotter = Snapshotter(
+            place.paths, place.generation, self.name, held, reads_gates=bool(definition.inputs)
+        )
         self._uploads = uploads
         self._report = report
         self._decline = decline

@@ -1,0 +1,5 @@
+"""`python -m tidegate` is the `tidegate` command."""
+
+from tidegate.cli.app import main
+
+main()

@@ -1,0 +1,57 @@
+"""The pipeline that the kill tests run in processes of its own, and kill.
+
+Two tables derive from one source alone, so that they can be compared at every checkpoint; a third comes out of a
+join and a deduplication, so that there is state to lose.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tidegate as tg
+from tests.spark.harness import stream
+
+FOLDER = Path(os.environ["TIDEGATE_TEST_FOLDER"])
+
+pipeline = tg.Pipeline("killed")
+
+
+@pipeline.source
+def orders(spark: SparkSession) -> DataFrame:
+    return stream(spark, FOLDER / "orders")
+
+
+@pipeline.source
+def payments(spark: SparkSession) -> DataFrame:
+    return stream(spark, FOLDER / "payments", files_per_batch=3)
+
+
+@pipeline.stage
+def unique(orders: DataFrame) -> DataFrame:
+    return orders.withWatermark("ts", "1 day").dropDuplicates(["id", "ts"])
+
+
+@pipeline.stage
+def paid(unique: DataFrame, payments: DataFrame) -> DataFrame:
+    ours = unique.withWatermark("ts", "1 day").alias("o")
+    theirs = payments.withWatermark("ts", "1 day").alias("p")
+    return ours.join(theirs, F.expr("o.id = p.id AND o.ts = p.ts")).select("o.id", "o.key", "p.value")
+
+
+@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "order_table"))
+def order_table(orders: DataFrame) -> DataFrame:
+    return orders.select("id")
+
+
+@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "unique_table"))
+def unique_table(unique: DataFrame) -> DataFrame:
+    return unique.select("id")
+
+
+@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "paid_table", partition_by=["key"]))
+def paid_table(paid: DataFrame) -> DataFrame:
+    return paid

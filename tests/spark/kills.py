@@ -1,0 +1,146 @@
+"""Running the killed pipeline in processes of its own until its input is consumed, and looking at what it left."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.spark.harness import table_rows, write_input
+from tidegate.spark.steps import VARIABLE
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.manifest import decode_manifest
+from tidegate.storage.store import Store
+
+ROOT = Path(__file__).parents[2]
+ROWS_PER_FILE = 40
+_RUN_SECONDS = 240
+
+
+class KilledRuns:
+    """One root, and the runs on it that are killed one after the other."""
+
+    def __init__(self, folder: Path, files: int) -> None:
+        self.folder = folder
+        self.root = folder / "root"
+        self.rows = files * ROWS_PER_FILE
+        self.output: list[str] = []
+        write_input(folder / "orders", files, ROWS_PER_FILE)
+        write_input(folder / "payments", files, ROWS_PER_FILE)
+
+    def start(self, kill_at: str | None = None, *arguments: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TIDEGATE_TEST_FOLDER": str(self.folder)}
+        environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        environment.pop(VARIABLE, None)
+        if kill_at is not None:
+            environment[VARIABLE] = kill_at
+        command = [sys.executable, "-m", "tidegate", "run", str(Path(__file__).with_name("killed_pipeline.py"))]
+        command += ["--root", str(self.root), "--available-now", "--checkpoint-interval", "700ms", *arguments]
+        return subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def finish(self, process: subprocess.Popen[str]) -> int:
+        try:
+            output, _ = process.communicate(timeout=_RUN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, _ = process.communicate()
+            raise AssertionError(f"the run did not end:\n{output[-3000:]}") from None
+        self.output.append(output)
+        return process.returncode
+
+    def kill_at_step(self, step: str) -> bool:
+        """Run until the step is reached and the process kills itself. False if the run ended before that."""
+        code = self.finish(self.start(step))
+        assert code in (0, -signal.SIGKILL), self.output[-1][-3000:]
+        return code != 0
+
+    def kill_after(self, seconds: float) -> bool:
+        process = self.start()
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        return self.finish(process) != 0
+
+    def run_to_the_end(self) -> None:
+        assert self.finish(self.start()) == 0, self.output[-1][-3000:]
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    def check_tables(self) -> None:
+        lake = self.folder / "lake"
+        ids = Counter({(each,): 1 for each in range(self.rows)})
+        assert table_rows(lake / "order_table", ["id"]) == ids
+        assert table_rows(lake / "unique_table", ["id"]) == ids
+        expected = Counter({(each, f"k{each % 5}", each): 1 for each in range(self.rows)})
+        assert table_rows(lake / "paid_table", ["id", "key", "value"]) == expected
+
+    def check_every_epoch(self) -> int:
+        """Both tables that derive from one source show the same rows of it at every epoch. Returns how many."""
+        lake = self.folder / "lake"
+        versions = {name: epoch_versions(lake / name, f"killed/{name}") for name in ("order_table", "unique_table")}
+        assert versions["order_table"].keys() == versions["unique_table"].keys()
+        for epoch in versions["order_table"]:
+            shown = [table_rows(lake / name, ["id"], version=found[epoch]) for name, found in versions.items()]
+            assert shown[0] == shown[1], f"epoch {epoch}"
+            assert shown[0] == Counter({(each,): 1 for each in range(len(shown[0]))}), f"epoch {epoch}"
+        return len(versions["order_table"])
+
+    def check_no_orphans(self) -> None:
+        """After the last clean-up the root holds what retained checkpoints refer to, and the last generation."""
+        store = Store(self.root)
+        log = StoredDecisions(store).read()
+        needed: set[str] = set()
+        for checkpoint_id in log.retained:
+            record = log.completed(checkpoint_id)
+            assert record is not None
+            data = store.get(record.manifest)
+            assert data is not None
+            needed |= {record.manifest} | decode_manifest(data, record.manifest_sha256, record.manifest).references()
+        last = f"generations/{log.generation:06d}/"
+        found = {
+            path.relative_to(self.root).as_posix() for path in (self.root / "generations").rglob("*") if path.is_file()
+        }
+        assert {name for name in found if not name.startswith(last)} <= needed
+        kept = {name for name in found if name.startswith((f"{last}snapshots/", f"{last}manifests/"))}
+        assert kept <= needed, sorted(kept - needed)[:5]
+        segments = {name for name in found if name.startswith(last) and "/output/part-" in name}
+        assert segments <= needed, sorted(segments)[:5]
+        for table in (self.folder / "lake").iterdir():
+            staged = [path for path in (table / "_tidegate").rglob("*.parquet") if path.is_file()]
+            assert not staged, staged[:5]
+
+
+def epoch_versions(table: Path, owner: str) -> dict[int, int]:
+    """Which version of a table shows which epoch, from the application transactions in its log."""
+    found: dict[int, int] = {}
+    for path in sorted((table / "_delta_log").glob("*.json")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            transaction = json.loads(line).get("txn")
+            if transaction and transaction["appId"] == f"tidegate/{owner}/epoch":
+                found[transaction["version"]] = int(path.stem)
+    return found
+
+
+def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: int) -> int:
+    """Kill a run at every step given and at random moments, then let one end. Returns the number of kills."""
+    rng = random.Random(seed)
+    plan: list[str | float] = [*steps, *(rng.uniform(3, 14) for _ in range(random_kills))]
+    rng.shuffle(plan)
+    kills = 0
+    for number, each in enumerate(plan):
+        started = time.monotonic()
+        killed = runs.kill_at_step(each) if isinstance(each, str) else runs.kill_after(each)
+        kills += killed
+        print(f"kill {number + 1}/{len(plan)}: {each} {killed} after {time.monotonic() - started:.1f} s", flush=True)
+    runs.run_to_the_end()
+    return kills
