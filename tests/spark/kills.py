@@ -35,14 +35,22 @@ class KilledRuns:
         write_input(folder / "orders", files, ROWS_PER_FILE)
         write_input(folder / "payments", files, ROWS_PER_FILE)
 
-    def start(self, kill_at: str | None = None, *arguments: str) -> subprocess.Popen[str]:
+    def start_forever(self, *arguments: str) -> subprocess.Popen[str]:
+        """A run that ends only when it is told to."""
+        return self._start(None, arguments)
+
+    def start(self, kill_at: str | None = None) -> subprocess.Popen[str]:
+        """A run that ends when all input is consumed, or kills itself at a step."""
+        return self._start(kill_at, ("--available-now",))
+
+    def _start(self, kill_at: str | None, arguments: Sequence[str]) -> subprocess.Popen[str]:
         environment = {**os.environ, "TIDEGATE_TEST_FOLDER": str(self.folder)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
         environment.pop(VARIABLE, None)
         if kill_at is not None:
             environment[VARIABLE] = kill_at
         command = [sys.executable, "-m", "tidegate", "run", str(Path(__file__).with_name("killed_pipeline.py"))]
-        command += ["--root", str(self.root), "--available-now", "--checkpoint-interval", "700ms", *arguments]
+        command += ["--root", str(self.root), "--checkpoint-interval", "700ms", *arguments]
         return subprocess.Popen(
             command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

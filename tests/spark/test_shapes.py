@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -238,13 +239,12 @@ class RunningCount(StatefulProcessor):
     def init(self, handle: StatefulProcessorHandle) -> None:
         self._seen = handle.getValueState("seen", "n long")
 
-    def handleInputRows(  # Spark's own name
-        self,
-        key: object,
-        rows: Iterator[pd.DataFrame],
-        timerValues: object,  # Spark's own name
+    def handleInputRows(
+        self, key: Any, rows: Iterator[pd.DataFrame] | Iterator[Row], timerValues: object
     ) -> Iterator[pd.DataFrame]:
-        seen = self._seen.get()[0] if self._seen.exists() else 0
+        del timerValues
+        stored = self._seen.get()
+        seen: int = 0 if stored is None else stored[0]
         seen += sum(len(frame) for frame in rows)
         self._seen.update((seen,))
         yield pd.DataFrame({"key": [key[0]], "seen": [seen]})

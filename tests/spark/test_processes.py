@@ -1,0 +1,85 @@
+"""`tidegate run` as a user runs it: signals, a second run, one that hangs and is taken over."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.spark.kills import KilledRuns
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.store import Store
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def wait_for_checkpoint(runs: KilledRuns, above: int = 0, seconds: float = 120) -> int:
+    """The newest checkpoint once there is one above `above`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if (runs.root / "decisions").is_dir():
+            newest = StoredDecisions(Store(runs.root)).read().newest
+            if newest is not None and newest.checkpoint_id > above:
+                return newest.checkpoint_id
+        time.sleep(0.1)
+    raise AssertionError("no checkpoint was completed")
+
+
+def end(process: subprocess.Popen[str]) -> str:
+    output, _ = process.communicate(timeout=120)
+    return output
+
+
+def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_refused(tmp_path: Path) -> None:
+    runs = KilledRuns(tmp_path, files=30)
+    first = runs.start_forever()
+    try:
+        wait_for_checkpoint(runs, above=2)
+        second = runs.start_forever()
+        refused = end(second)
+        assert second.returncode == 1
+        assert "another run is alive" in refused
+        assert f"process {first.pid}" in refused
+        assert "Traceback" not in refused
+        before = StoredDecisions(Store(runs.root)).read().last_checkpoint_id
+        first.send_signal(signal.SIGTERM)
+        output = end(first)
+        assert first.returncode == 0, output
+        assert StoredDecisions(Store(runs.root)).read().last_checkpoint_id > before
+    finally:
+        first.kill()
+    runs.check_every_epoch()
+    runs.run_to_the_end()
+    runs.check_tables()
+
+
+def test_a_run_that_was_stopped_and_wakes_up_after_another_took_over_does_no_harm(tmp_path: Path) -> None:
+    runs = KilledRuns(tmp_path, files=40)
+    old = runs.start_forever()
+    try:
+        newest = wait_for_checkpoint(runs, above=1)
+        old.send_signal(signal.SIGSTOP)
+        new = runs.start_forever("--take-over")
+        try:
+            taken = wait_for_checkpoint(runs, above=newest + 2)
+            old.send_signal(signal.SIGCONT)
+            output = end(old)
+            assert old.returncode == 1, output
+            assert "superseded" in output
+            assert "Traceback" not in output
+            # The new run goes on.
+            wait_for_checkpoint(runs, above=taken + 1)
+            new.send_signal(signal.SIGTERM)
+            assert (said := end(new)) is not None
+            assert new.returncode == 0, said
+        finally:
+            new.kill()
+    finally:
+        old.send_signal(signal.SIGCONT)
+        old.kill()
+    runs.run_to_the_end()
+    runs.check_tables()
+    runs.check_every_epoch()
