@@ -80,9 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmarks to run (default: all)")
     parser.add_argument("--rounds", type=int, help="how often each case is measured (default: its own)")
-    parser.add_argument(
-        "--scale", type=float, default=1.0, help="share of the usual work per measurement (default: 1)"
-    )
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the usual work per measurement (default: 1)")
     parser.add_argument("--json", action="store_true", help="print JSON lines, one per case, and no table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON lines into this file")
     return parser

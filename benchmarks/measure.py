@@ -29,9 +29,7 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
     at_most: float | None = None
 
     def is_met_by(self, value: float) -> bool:
-        return (self.at_least is None or value >= self.at_least) and (
-            self.at_most is None or value <= self.at_most
-        )
+        return (self.at_least is None or value >= self.at_least) and (self.at_most is None or value <= self.at_most)
 
 
 class Case(msgspec.Struct, frozen=True, eq=False):

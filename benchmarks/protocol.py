@@ -124,10 +124,7 @@ def measure_quorum(instances: int, acks: int) -> float:
     quorums = max(1, acks // instances)
     members = [Member(_name("instance", number)) for number in range(instances)]
     acknowledged = [
-        [
-            Ack(_name("instance", number), checkpoint_id, 1, 1, watermark_ms=number)
-            for number in range(instances)
-        ]
+        [Ack(_name("instance", number), checkpoint_id, 1, 1, watermark_ms=number) for number in range(instances)]
         for checkpoint_id in range(1, quorums + 1)
     ]
 

@@ -69,9 +69,7 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 def test_without_a_name_all_benchmarks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
-    check_protocol_results(
-        [line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"]
-    )
+    check_protocol_results([line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"])
     table = capsys.readouterr().out
     for name in BENCHMARKS:
         assert f"{name}: " in table

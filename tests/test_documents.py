@@ -44,9 +44,7 @@ def test_a_command_of_the_readme_runs(command: str) -> None:
     tried = COMMANDS[command]
     assert tried is not None
     program = str(Path(sys.executable).with_name(tried[0]))
-    done = subprocess.run(
-        [program, *tried[1:]], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = subprocess.run([program, *tried[1:]], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     subcommand = shlex.split(command)[1]
     assert re.search(rf"^  {subcommand}\b", dev_help(), re.MULTILINE)
@@ -60,9 +58,7 @@ def dev_help() -> str:
 def test_the_python_example_of_the_readme_prints_what_it_says() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    done = subprocess.run(
-        [sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True)
     promised = re.findall(r"^print\(.*\)\s+# (.*)$", example, re.MULTILINE)
     assert promised
     assert done.stdout.splitlines() == promised

@@ -29,9 +29,7 @@ def test_a_clean_search_exits_with_zero_and_says_so() -> None:
 
 
 def test_the_search_is_the_same_in_one_process_and_in_two() -> None:
-    runs = [
-        json.loads(tidegate("simulate", "--seeds", "60", "--jobs", jobs, "--json").stdout) for jobs in "12"
-    ]
+    runs = [json.loads(tidegate("simulate", "--seeds", "60", "--jobs", jobs, "--json").stdout) for jobs in "12"]
     for run in runs:
         assert run.pop("seconds") > 0
     assert runs[0] == runs[1]

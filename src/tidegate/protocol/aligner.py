@@ -18,7 +18,8 @@ Guarantees:
 - A barrier that overtakes another (its upstream never sent the older one) abandons the older one, because
   it can no longer complete. So does a CANCEL, which is forwarded once.
 - In-flight bytes are bounded: over the bound the stage goes on aligning and says so; a range that outgrows
-  the bound while it is recorded abandons the checkpoint.
+  the bound while it is recorded abandons the checkpoint, and the next one is cut only when every barrier is
+  there, so that a bound that is too small costs one checkpoint and not all of them.
 - A sink and a DRAIN barrier are never cut unaligned. After a DRAIN cut nothing flows.
 - An input that has ended counts as aligned once its last segment is consumed.
 - A message costs O(1), but for the one that starts, cuts or ends a checkpoint: O(inputs). A commit costs what
@@ -226,6 +227,7 @@ class Aligner:
         self._aligning: _Alignment | None = None
         self._recording: list[_Alignment] = []
         self._drained_by: int | None = None
+        self._outgrew_bound = False
 
     # -- what the stage may ask -------------------------------------------------------------------
 
@@ -454,7 +456,7 @@ class Aligner:
         if not alignment.missing and not self._unconsumed:
             return self._cut(alignment, CutCause.ALIGNED, now_ms)
         cause = self._unaligned_cause(alignment, now_ms)
-        if cause is None:
+        if cause is None or (self._outgrew_bound and alignment.missing):
             return []
         if self._unconsumed_bytes > self._config.max_inflight_bytes:
             if alignment.said_over_bound:
@@ -477,6 +479,7 @@ class Aligner:
         positions = {name: source.position for name, source in self._inputs.items()}
         actions: Actions = [Cut(barrier, self._batch, positions, cause, now_ms - alignment.started_ms)]
         self._aligning = None
+        self._outgrew_bound = False
         for name, source in self._inputs.items():
             if source.unconsumed or name in alignment.missing:
                 alignment.in_flight[name] = InFlight(
@@ -505,6 +508,7 @@ class Aligner:
             alignment.in_flight[name] = InFlight(name, known.after, known.through + 1, known.size_bytes + size_bytes)
             alignment.inflight_bytes += size_bytes
             if alignment.inflight_bytes > self._config.max_inflight_bytes:
+                self._outgrew_bound = True
                 self._abandon(alignment, AlignmentEvent.OVER_BOUND, actions)
         return actions
 

@@ -12,6 +12,7 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.config import AlignmentConfig
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
 from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
@@ -101,6 +102,39 @@ class ConsistentCut:
                     )
 
 
+class InFlightAllowed:
+    """What is in flight is what the config allows: nothing at a sink, nothing where no stage may cut
+    unaligned, and never more than the bound."""
+
+    def __init__(self, dag: Dag, config: AlignmentConfig) -> None:
+        self._dag = dag
+        self._config = config
+
+    def on_completed(self, checkpoint_id: int, manifest: Manifest) -> None:
+        for name, report in manifest.items():
+            may_cut_unaligned = not self._dag.stages[name].is_sink and self._config.unaligned != "never"
+            if report.in_flight and not may_cut_unaligned:
+                raise SimulationFailure("InFlightAllowed", f"checkpoint {checkpoint_id}: {name} was cut unaligned")
+            size_bytes = sum(found.size_bytes for found in report.in_flight)
+            if size_bytes > self._config.max_inflight_bytes:
+                raise SimulationFailure(
+                    "InFlightAllowed", f"checkpoint {checkpoint_id}: {name} has {size_bytes} bytes in flight"
+                )
+
+
+class AnnouncementsInOrder:
+    """Every instance takes every announcement of its generation once, in order."""
+
+    def __init__(self) -> None:
+        self._taken: dict[tuple[int, str], int] = {}
+
+    def on_taken(self, generation: int, instance: str, sequence: int) -> None:
+        taken = self._taken.get((generation, instance), 0)
+        if sequence != taken + 1:
+            raise SimulationFailure("AnnouncementsInOrder", f"{instance} took announcement {sequence} after {taken}")
+        self._taken[generation, instance] = sequence
+
+
 class SourcePrefix:
     """An aligned checkpoint shows, at every stage, exactly the rows that its sources had read."""
 
@@ -111,9 +145,13 @@ class SourcePrefix:
         has_in_flight = any(report.in_flight for report in manifest.values())
         if record.aligned == has_in_flight:
             raise SimulationFailure("SourcePrefix", f"checkpoint {record.checkpoint_id} is marked wrongly")
+        read = {name: next(iter(states[name].values())) for name in self._dag.sources}
+        for name, count in read.items():
+            if manifest[name].source_position != str(count):
+                said = manifest[name].source_position
+                raise SimulationFailure("SourcePrefix", f"{name} read {count} rows and says {said}")
         if not record.aligned:
             return
-        read = {name: next(iter(states[name].values())) for name in self._dag.sources}
         for name, state in states.items():
             for path, count in state.items():
                 if count != read[self._dag.source_of[path]]:
@@ -212,7 +250,7 @@ class Completion(msgspec.Struct, frozen=True):
 class Checkers:
     """All of them, and the true decision log that they judge by."""
 
-    def __init__(self, dag: Dag, world: World) -> None:
+    def __init__(self, dag: Dag, world: World, alignment: AlignmentConfig) -> None:
         self.log = DecisionLog()
         self.completions: list[Completion] = []
         self._world = world
@@ -220,6 +258,8 @@ class Checkers:
         self.rows_in_order = RowsInOrder(dag)
         self.exactly_once = ExactlyOnce(dag)
         self.consistent_cut = ConsistentCut(dag)
+        self.in_flight_allowed = InFlightAllowed(dag, alignment)
+        self.announcements_in_order = AnnouncementsInOrder()
         self.source_prefix = SourcePrefix(dag)
         self.monotone_ids = MonotoneIds()
         self.nothing_needed_deleted = NothingNeededDeleted()
@@ -250,6 +290,7 @@ class Checkers:
         self.on_deleted(record.generation, objects.keys())
         states = {name: objects[report.files[0]].value for name, report in manifest.items()}
         self.consistent_cut.on_completed(record.checkpoint_id, manifest)
+        self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.source_prefix.on_completed(record, manifest, states)
         self.no_checkpoint_lost.on_completed(record)
 

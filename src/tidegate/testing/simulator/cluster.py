@@ -40,7 +40,7 @@ class Cluster:
         self.world = World(seed)
         self.dag = scenario.dag
         self.config = scenario.config
-        self.checkers = Checkers(scenario.dag, self.world)
+        self.checkers = Checkers(scenario.dag, self.world, scenario.config.alignment)
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
         self.instances = {
@@ -144,6 +144,11 @@ class Cluster:
         if leader is self._leader:
             self.world.after(self.world.delay(30), None, self.elect, leader.instance.name)
 
+    def on_failed(self, leader: SimulatedLeader) -> None:
+        """Too many checkpoints failed. Without faults a restart would hide that they cannot succeed."""
+        if not self._faults_end:
+            self.restart_generation(leader)
+
     def on_drained(self, leader: SimulatedLeader) -> None:
         """A drained pipeline has stopped; somebody starts it again."""
         self.restart_generation(leader)
@@ -184,6 +189,16 @@ class Cluster:
             if not instance.process.alive:
                 self._restart(instance)
         self.world.after(100, None, self.elect)
+        # Not faults, but without them nothing would show that aborts and second tries lead anywhere.
+        for table in self.tables.values():
+            table.failures_due = 2
+        for _ in range(2):
+            self.world.after(200 + self.world.delay(400), None, self._cancel)
+
+    def _cancel(self) -> None:
+        """A user cancels the checkpoint that is under way, as soon as there is one."""
+        if self._leader is None or not self._leader.cancel():
+            self.world.after(5, None, self._cancel)
 
     def _crash(self, name: str | None = None) -> None:
         instance = self.instances[name or self.world.random.choice(list(self.instances))]

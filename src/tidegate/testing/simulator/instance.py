@@ -84,7 +84,7 @@ class SimulatedInstance:
                 start = StageState(dict.fromkeys(spec.paths.values(), 0))
             else:
                 start = yield from self._load(order.generation, order.base[name])
-                if self.generation != order.generation:
+                if start is None or self.generation != order.generation:
                     return
             start = msgspec.structs.replace(start, after_checkpoint=order.after_checkpoint)
             ready[name] = SimulatedStage(
@@ -107,11 +107,12 @@ class SimulatedInstance:
             if "/staged-" in path:
                 continue
             held = yield from self._insist(path)
-            # A newer leader may have moved on and cleaned up: then this generation is over anyway.
-            if held is None and self.cluster.checkers.log.generation == generation:
+            if held is None:
+                if self.cluster.checkers.log.generation > generation:
+                    return None  # a newer leader has moved on and cleaned up: this generation is over
                 checker = "NoCheckpointLost" if path in self.cluster.checkers.damaged_files else "NothingNeededDeleted"
                 raise SimulationFailure(checker, f"{path} was gone when it was restored")
-            found[path] = None if held is None else held.value
+            found[path] = held.value
         rows = found[report.files[0]]
         in_flight: dict[str, list[SimulatedSegment]] = {}
         segments = iter(report.files[states:])
@@ -144,6 +145,8 @@ class SimulatedInstance:
             return
         for announcement in self._reader.take(announcements):
             checkpoint_id = announcement.barrier.checkpoint_id
+            taken = self.cluster.checkers.announcements_in_order
+            taken.on_taken(generation, self.name, announcement.sequence)
             match announcement.phase:
                 case AnnouncedPhase.PREPARE:
                     self._prepare(announcement)

@@ -250,6 +250,15 @@ class SimulatedLeader:
             with suppress(CheckpointError):
                 self._execute([self._coordinator.trigger(self._world.now, flags)])
 
+    def cancel(self) -> bool:
+        """A user cancels the checkpoint that is being prepared. Answers whether there was one."""
+        if self.is_open and not self.stopped:
+            for checkpoint in self._coordinator.active:
+                if checkpoint.phase is Phase.PREPARING:
+                    self._abort(checkpoint.checkpoint_id, AbortReason.CANCELLED, "by the user")
+                    return True
+        return False
+
     def on_seen(self, generation: int, instance: str, sequence: int) -> None:
         if not self.stopped and generation == self.generation:
             self._seen[instance] = max(self._seen.get(instance, 0), sequence)
@@ -292,7 +301,7 @@ class SimulatedLeader:
                     self._cluster.aborted += 1
                     self._announce(AnnouncedPhase.ABORT, barrier, 0)
                 case FailPipeline():
-                    self._cluster.restart_generation(self)
+                    self._cluster.on_failed(self)
 
     def _begin_all(self) -> Task:
         """One after the other, so that barriers are announced in the order of their ids."""

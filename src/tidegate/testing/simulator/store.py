@@ -46,6 +46,12 @@ class Remote:
 
         return start
 
+    def _failure(self) -> Operation:
+        def start(process: Process, resume: Resume) -> None:
+            self._world.after(self._world.delay(8), process, resume, None, StoreUnavailable("it failed"))
+
+        return start
+
 
 class StoredObject(msgspec.Struct, frozen=True):
     generation: int
@@ -128,6 +134,7 @@ class SimulatedTable(Remote):
         self.epoch = 0
         self.through_batch = -1
         self.fenced_at = 0
+        self.failures_due = 0
 
     def facts(self) -> Operation:
         return self._operation(lambda: SinkFacts(self.epoch, self.fenced_at))
@@ -140,6 +147,9 @@ class SimulatedTable(Remote):
 
     def commit(self, permit: CommitPermit, staged: list[tuple[int, Ranges]]) -> Operation:
         """Show what was staged in batches after the last committed one. Answers whether it did."""
+        if self.failures_due:
+            self.failures_due -= 1
+            return self._failure()
 
         def effect() -> bool | Fenced:
             if permit.generation < self.fenced_at:

@@ -1,0 +1,305 @@
+"""What this design could get wrong on its own: its guarantees, each taken away in turn."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from tests.mutants import properties, scenarios
+from tests.mutants.mutation import Edit, Mutant, Section, Simulated, Switch, rewrite
+from tidegate.protocol import coordinator
+from tidegate.protocol.aligner import Aligner
+from tidegate.protocol.coordinator import Coordinator, Event, Phase
+from tidegate.protocol.recovery import _fall_back
+from tidegate.protocol.retention import deletable
+from tidegate.testing.simulator.instance import SimulatedInstance
+from tidegate.testing.simulator.leader import SimulatedLeader
+from tidegate.testing.simulator.stage import SimulatedStage
+
+
+def deciding_may_be_aborted(*edits: Edit) -> Switch:
+    def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+        aborting = {**coordinator.TRANSITIONS, (Phase.DECIDING, Event.ABORT): Phase.ABORTED}
+        monkeypatch.setattr(coordinator, "TRANSITIONS", aborting)
+        rewrite(*edits)(monkeypatch)
+
+    return put_back
+
+
+OWN_DEFECTS: Final = (
+    # -- deciding
+    Mutant(
+        "a_claim_is_not_read_back",
+        Section.OWN,
+        "a claim counts as won because the record was created, though in a trimmed slot",
+        rewrite(
+            Edit(SimulatedLeader._lead, "proposed = log.opening(", "self._log = log\nproposed = log.opening("),
+            Edit(
+                SimulatedLeader._claim,
+                "yield self._store.claim(proposed)",
+                "if (yield self._store.claim(proposed)):\n"
+                "    return ClaimAnswer.WON, DecisionLog.from_records([*self._log, proposed])",
+            ),
+        ),
+        Simulated("MonotoneIds", 120, scenarios.leaders_asleep),
+    ),
+    Mutant(
+        "a_claim_without_answer_is_lost",
+        Section.OWN,
+        "a claim that failed is taken for one that was not made, though the record was written",
+        deciding_may_be_aborted(
+            Edit(
+                SimulatedLeader._decide,
+                "answer, log = yield from self._claim(proposed)",
+                "try:\n"
+                "    yield self._store.claim(proposed)\n"
+                "except StoreUnavailable:\n"
+                "    reason = AbortReason.QUORUM_FAILED\n"
+                '    self._execute(self._coordinator._abort(checkpoint, reason, "", self._world.now))\n'
+                "    return\n"
+                "answer, log = yield from self._claim(proposed)",
+            )
+        ),
+        Simulated("Protocol", 20, scenarios.answers_lost),
+    ),
+    Mutant(
+        "a_timeout_aborts_what_is_being_decided",
+        Section.OWN,
+        "a checkpoint that is being decided is aborted by its timeout",
+        deciding_may_be_aborted(Edit(Coordinator.on_time, "checkpoint.phase is not Phase.DECIDING and", "")),
+        Simulated("Protocol", 40, scenarios.slow_store),
+    ),
+    Mutant(
+        "checkpoints_are_decided_in_any_order",
+        Section.OWN,
+        "a newer checkpoint is decided before an older one",
+        rewrite(
+            Edit(
+                Coordinator.ready_to_decide,
+                "next(iter(self._active.values()), None)",
+                "next((each for each in self._active.values() if each.phase is Phase.PREPARED), None)",
+            ),
+            Edit(Coordinator.decide, "if oldest != checkpoint_id:", "if False:"),
+        ),
+        Simulated("Protocol", 10, scenarios.many_unaligned),
+    ),
+    Mutant(
+        "sinks_commit_before_the_decision",
+        Section.OWN,
+        "sinks are committed when all have prepared, before the slot is claimed",
+        rewrite(
+            Edit(SimulatedLeader._decide, "self._log.append(proposed)", "pass"),
+            Edit(
+                SimulatedLeader._decide,
+                "self._commits.on_permit(permit_commit(self._log, checkpoint_id, self.generation), self._world.now)",
+                "pass",
+            ),
+            Edit(
+                SimulatedLeader._decide,
+                "answer, log = yield from self._claim(proposed)",
+                "self._log.append(proposed)\n"
+                "self._manifests[checkpoint_id] = manifest\n"
+                "permit = permit_commit(self._log, checkpoint_id, self.generation)\n"
+                "self._commits.on_permit(permit, self._world.now)\n"
+                "self._commit_due()\n"
+                "answer, log = yield from self._claim(proposed)",
+            ),
+        ),
+        Simulated("NoCheckpointLost", 20),
+    ),
+    Mutant(
+        "sinks_that_lag_hold_nothing_back",
+        Section.OWN,
+        "checkpoints are completed without end that no sink has committed",
+        rewrite(Edit(Coordinator._may_trigger, "and len(self._completed) <= most", "")),
+        properties.sinks_that_lag_hold_checkpoints_back,
+    ),
+    # -- ids and announcements
+    Mutant(
+        "marks_are_not_checked_against_the_log",
+        Section.OWN,
+        "an id is announced although a newer generation may have missed that it is used",
+        rewrite(Edit(SimulatedLeader._begin, "if log.generation > self.generation:", "if False:")),
+        Simulated("MonotoneIds", 20),
+    ),
+    Mutant(
+        "prepares_overtake_one_another",
+        Section.OWN,
+        "Prepare is announced in the order in which the ids happened to be marked",
+        rewrite(
+            Edit(
+                SimulatedLeader._begin_all,
+                "yield from self._begin(self._begins[0].barrier, self._begins[0].attempt)",
+                "begin = self._begin(self._begins[0].barrier, self._begins[0].attempt)\n"
+                "self._world.spawn(self._process, begin)\n"
+                "yield self._world.sleep(0)",
+            )
+        ),
+        Simulated("MonotoneIds", 60, scenarios.many_at_a_time),
+    ),
+    Mutant(
+        "a_restarted_process_runs_its_stages_again",
+        Section.OWN,
+        "a process that has crashed runs the same stages a second time in one generation",
+        rewrite(Edit(SimulatedInstance.on_start, "or order.incarnation != self.process.incarnation", "")),
+        Simulated("Protocol", 80, scenarios.crashes_unnoticed),
+    ),
+    # -- cutting and storing
+    Mutant(
+        "gates_never_close",
+        Section.OWN,
+        "an input that is at its barrier goes on flowing",
+        rewrite(
+            Edit(Aligner.is_open, "return not self._input(name).closed", "return True"),
+            Edit(Aligner.on_segment, "if source.closed or source.ended:", "if source.ended:"),
+        ),
+        Simulated("ConsistentCut", 20),
+    ),
+    Mutant(
+        "an_abort_leaves_gates_closed",
+        Section.OWN,
+        "an input that was closed for a checkpoint stays closed when that is aborted",
+        rewrite(Edit(Aligner._abandon, "self._reopen(actions)", "pass")),
+        Simulated("Liveness", 30),
+    ),
+    Mutant(
+        "a_drained_stage_goes_on",
+        Section.OWN,
+        "a stage takes what comes after the last barrier before a stop",
+        rewrite(Edit(Aligner._cut, "if barrier.is_drain:", "if False:")),
+        properties.nothing_flows_after_a_drain,
+    ),
+    Mutant(
+        "in_flight_bytes_are_not_bounded",
+        Section.OWN,
+        "an unaligned cut pins any amount of data",
+        rewrite(
+            Edit(Aligner._try_cut, "self._unconsumed_bytes > self._config.max_inflight_bytes", "False"),
+            Edit(Aligner._record, "alignment.inflight_bytes > self._config.max_inflight_bytes", "False"),
+        ),
+        Simulated("InFlightAllowed", 60),
+    ),
+    Mutant(
+        "a_sink_is_cut_unaligned",
+        Section.OWN,
+        "a sink is cut before it has all the rows of its checkpoint",
+        rewrite(Edit(Aligner.__init__, "not is_sink and", "")),
+        Simulated("InFlightAllowed", 30),
+    ),
+    Mutant(
+        "an_unaligned_checkpoint_is_called_aligned",
+        Section.OWN,
+        "readers who want one source prefix in all tables are given a checkpoint that has several",
+        rewrite(Edit(SimulatedLeader._decide, "aligned=checkpoint.is_aligned", "aligned=True")),
+        Simulated("SourcePrefix", 20, scenarios.many_unaligned),
+    ),
+    Mutant(
+        "the_barrier_goes_before_the_output_of_the_cut",
+        Section.OWN,
+        "the barrier is forwarded before the output of the batch that is the cut was appended",
+        rewrite(
+            Edit(
+                SimulatedStage._commit_batch,
+                "self.execute(self.aligner.on_committed(self._batch, positions, self._world.now))",
+                "pass",
+            ),
+            Edit(
+                SimulatedStage._commit_batch,
+                "if output:",
+                "self.execute(self.aligner.on_committed(self._batch, positions, self._world.now))\nif output:",
+            ),
+        ),
+        Simulated("SourcePrefix", 15),
+    ),
+    Mutant(
+        "a_snapshot_builds_on_one_that_was_not_stored",
+        Section.OWN,
+        "the chain of a snapshot names one before it that failed to upload",
+        rewrite(
+            Edit(
+                SimulatedStage._upload,
+                "for _ in range(_UPLOAD_TRIES):",
+                "self._chain = part.chain\nfor _ in range(_UPLOAD_TRIES):",
+            )
+        ),
+        Simulated("NothingNeededDeleted", 20, scenarios.failing_store),
+    ),
+    Mutant(
+        "a_committable_covers_only_its_own_epoch",
+        Section.OWN,
+        "rows staged for a checkpoint that was aborted or not committed are not in the next committable",
+        rewrite(
+            Edit(
+                SimulatedStage._begin_part,
+                "self._uploads.append(part)",
+                "self._uploads.append(part)\nself._staged.clear()",
+            )
+        ),
+        Simulated("ExactlyOnce", 20),
+    ),
+    # -- deleting
+    Mutant(
+        "only_the_newest_is_spared",
+        Section.OWN,
+        "files are deleted that a checkpoint needs which the log retains",
+        rewrite(
+            Edit(
+                deletable,
+                "needed = in_use.union(*(references[checkpoint_id] for checkpoint_id in log.retained))",
+                "needed = in_use | references[log.retained[-1]]",
+            )
+        ),
+        Simulated("NothingNeededDeleted", 15),
+    ),
+    Mutant(
+        "deleting_by_a_record_in_doubt",
+        Section.OWN,
+        "files are deleted by a record that is not known to be in the log",
+        rewrite(
+            Edit(SimulatedLeader._decide, "self._log.append(proposed)", "pass"),
+            Edit(
+                SimulatedLeader._decide,
+                "answer, log = yield from self._claim(proposed)",
+                "self._log.append(proposed)\n"
+                "self._manifests[checkpoint_id] = manifest\n"
+                "yield from self._clean_up(checkpoint_id)\n"
+                "answer, log = yield from self._claim(proposed)",
+            ),
+        ),
+        Simulated("NothingNeededDeleted", 15),
+    ),
+    Mutant(
+        "files_of_newer_generations_are_deleted",
+        Section.OWN,
+        "a run that was superseded deletes what the run after it has written",
+        rewrite(Edit(deletable, "file.generation <= generation and", "")),
+        Simulated("NothingNeededDeleted", 20, scenarios.leaders_asleep),
+    ),
+    # -- recovering
+    Mutant(
+        "the_log_is_read_before_the_sinks",
+        Section.OWN,
+        "a sink that an old leader committed meanwhile looks as if it were ahead of the log",
+        rewrite(
+            Edit(
+                SimulatedLeader._lead,
+                "sinks = yield from self._read_sinks()",
+                "earlier = yield from self._read_log()",
+            ),
+            Edit(
+                SimulatedLeader._lead,
+                "log = yield from self._read_log()",
+                "log, sinks = earlier, (yield from self._read_sinks())",
+            ),
+        ),
+        Simulated("NoCheckpointLost", 80, scenarios.many_elections),
+    ),
+    Mutant(
+        "falling_back_without_a_fence",
+        Section.OWN,
+        "an old leader's commit of the skipped checkpoint arrives after the fall back",
+        rewrite(Edit(_fall_back, "if any(record.fence < fence for record in facts.sinks.values()):", "if False:")),
+        properties.no_fall_back_before_the_sinks_are_fenced,
+    ),
+)
