@@ -1,0 +1,95 @@
+"""Stages that fail, checkpoints that are damaged: clear errors, and nothing lost."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tidegate as tg
+from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tidegate.errors import RecoveryRefused, StageFailed
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.manifest import Manifest, decode_manifest
+from tidegate.storage.store import Store
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def failing(tmp_path: Path, *, poisoned: bool = False) -> tg.Pipeline:
+    """A pipeline whose middle stage fails at one value, if it is poisoned."""
+    pipeline = tg.Pipeline("failing")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", files_per_batch=1)
+
+    @pipeline.stage
+    def checked(rows: DataFrame) -> DataFrame:
+        if not poisoned:
+            return rows
+        failed = F.raise_error(F.lit("value 120 is poisoned")).cast("long")
+        return rows.withColumn("value", F.when(F.col("value") == 120, failed).otherwise(F.col("value")))
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(checked: DataFrame) -> DataFrame:
+        return checked.select("id", "value")
+
+    return pipeline
+
+
+def test_a_stage_that_fails_is_restarted_and_then_reported_with_its_name_and_cause(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_input(tmp_path / "in", 4, 50)
+    with caplog.at_level(logging.WARNING, "tidegate"), pytest.raises(StageFailed) as failed:
+        run_to_end(failing(tmp_path, poisoned=True), tmp_path / "root", spark, restarts=1, restart_pause="10ms")
+    assert failed.value.stage == "checked"
+    assert "value 120 is poisoned" in str(failed.value)
+    assert len(str(failed.value)) < 600
+    assert sum("restarting from the last checkpoint" in record.message for record in caplog.records) == 1
+    # Mended, it goes on from the last checkpoint.
+    run_to_end(failing(tmp_path), tmp_path / "root", spark)
+    assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == {(each, each): 1 for each in range(200)}
+
+
+def newest_manifest(root: Path) -> Manifest:
+    store = Store(root)
+    record = StoredDecisions(store).read().newest
+    assert record is not None
+    data = store.get(record.manifest)
+    assert data is not None
+    return decode_manifest(data, record.manifest_sha256, record.manifest)
+
+
+def test_a_damaged_newest_checkpoint_whose_rows_are_visible_is_refused_with_the_way_out(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    write_input(tmp_path / "in", 4, 50)
+    pipeline = failing(tmp_path)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    manifest = newest_manifest(tmp_path / "root")
+    victim = tmp_path / "root" / manifest.stages["checked"].files[0].stored
+    victim.write_bytes(b"damaged")
+    before = table_rows(tmp_path / "lake" / "table", ["id", "value"])
+    with pytest.raises(RecoveryRefused) as refused:
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert "is damaged" in str(refused.value)
+    assert manifest.stages["checked"].files[0].stored in str(refused.value)
+    assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == before
+    assert newest_manifest(tmp_path / "root").checkpoint_id == manifest.checkpoint_id
+
+
+def test_an_empty_root_for_a_table_that_the_pipeline_has_written_is_refused(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    write_input(tmp_path / "in", 2, 50)
+    pipeline = failing(tmp_path)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    with pytest.raises(RecoveryRefused, match="would write its rows twice"):
+        run_to_end(pipeline, tmp_path / "another root", spark)
+    assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == {(each, each): 1 for each in range(100)}
+    assert not (tmp_path / "another root").exists()

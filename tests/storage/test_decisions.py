@@ -1,0 +1,267 @@
+"""The decision log in the store."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tidegate.errors import DamagedLog, StoreUnavailable
+from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog, encode_decision
+from tidegate.protocol.retention import retained_after
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "root")
+
+
+@pytest.fixture
+def decisions(store: Store) -> StoredDecisions:
+    return StoredDecisions(store)
+
+
+def opened(decisions: StoredDecisions, claimant: str = "me") -> DecisionLog:
+    log = decisions.read()
+    newest = log.newest
+    answer, log = decisions.claim(log.opening(claimant, None if newest is None else newest.checkpoint_id))
+    assert answer is ClaimAnswer.WON
+    return log
+
+
+def completing(log: DecisionLog, claimant: str = "me", max_retained: int = 2) -> CheckpointCompleted:
+    checkpoint_id = log.last_checkpoint_id + 1
+    return log.completing(
+        claimant,
+        log.generation,
+        checkpoint_id=checkpoint_id,
+        epoch=checkpoint_id,
+        manifest=RootPaths.manifest(log.generation, checkpoint_id),
+        manifest_sha256="00" * 32,
+        aligned=True,
+        retained=retained_after(log, checkpoint_id, max_retained),
+    )
+
+
+def completed(decisions: StoredDecisions, log: DecisionLog) -> DecisionLog:
+    answer, log = decisions.claim(completing(log))
+    assert answer is ClaimAnswer.WON
+    return log
+
+
+# -- claiming ---------------------------------------------------------------------------------------
+
+
+def test_a_new_root_has_an_empty_log(decisions: StoredDecisions) -> None:
+    assert len(decisions.read()) == 0
+
+
+def test_a_record_that_was_claimed_is_read_back(decisions: StoredDecisions) -> None:
+    log = completed(decisions, opened(decisions))
+    found = decisions.read()
+    assert list(found) == list(log)
+    assert found.generation == 1
+    assert found.newest is not None
+    assert found.newest.checkpoint_id == 1
+
+
+def test_a_generation_that_lost_its_slot_to_another_is_superseded(decisions: StoredDecisions) -> None:
+    empty = decisions.read()
+    opened(decisions, "theirs")
+    answer, log = decisions.claim(empty.opening("mine", None))
+    assert answer is ClaimAnswer.SUPERSEDED
+    first = next(iter(log))
+    assert first.claimant == "theirs"
+
+
+def test_an_opening_that_lost_its_slot_to_a_checkpoint_is_reconsidered(decisions: StoredDecisions) -> None:
+    log = opened(decisions)
+    late = log.opening("theirs", None)
+    completed(decisions, log)
+    answer, log = decisions.claim(late)
+    assert answer is ClaimAnswer.RECONSIDER
+    assert log.last_checkpoint_id == 1
+
+
+def test_a_checkpoint_of_a_run_that_was_superseded_is_not_completed(decisions: StoredDecisions) -> None:
+    log = opened(decisions)
+    late = completing(log)
+    opened(decisions, "theirs")
+    answer, found = decisions.claim(late)
+    assert answer is ClaimAnswer.SUPERSEDED
+    assert found.last_checkpoint_id == 0
+
+
+def test_a_claim_may_be_made_again(decisions: StoredDecisions) -> None:
+    proposed = decisions.read().opening("me", None)
+    assert decisions.claim(proposed)[0] is ClaimAnswer.WON
+    assert decisions.claim(proposed)[0] is ClaimAnswer.WON
+    assert len(decisions.read()) == 1
+
+
+def test_of_many_that_claim_one_slot_exactly_one_wins(tmp_path: Path) -> None:
+    racers = 6
+    for round_number in range(5):
+        together = threading.Barrier(racers)
+
+        def claim(racer: int, together: threading.Barrier = together) -> ClaimAnswer:
+            mine = StoredDecisions(Store(tmp_path))
+            log = mine.read()
+            together.wait()
+            return mine.claim(log.opening(f"racer-{racer}", None))[0]
+
+        with ThreadPoolExecutor(racers) as threads:
+            answers = list(threads.map(claim, range(racers)))
+        assert answers.count(ClaimAnswer.WON) == 1
+        assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
+        assert StoredDecisions(Store(tmp_path)).read().generation == round_number + 1
+
+
+class FailingStore(Store):
+    """Raises from `create`, after or instead of doing it, as often as it is told to."""
+
+    def __init__(self, root: Path, failures: int, *, writes: bool) -> None:
+        super().__init__(root)
+        self.failures = failures
+        self.writes = writes
+
+    def create(self, name: str, data: bytes) -> bool:
+        if self.failures == 0:
+            return super().create(name, data)
+        self.failures -= 1
+        if self.writes:
+            super().create(name, data)
+        raise StoreUnavailable(f"could not create {name}")
+
+
+def test_a_write_that_failed_but_took_effect_is_won(tmp_path: Path) -> None:
+    decisions = StoredDecisions(FailingStore(tmp_path, 1, writes=True))
+    assert decisions.claim(decisions.read().opening("me", None))[0] is ClaimAnswer.WON
+
+
+def test_a_write_that_failed_without_effect_is_made_again(tmp_path: Path) -> None:
+    decisions = StoredDecisions(FailingStore(tmp_path, 3, writes=False))
+    assert decisions.claim(decisions.read().opening("me", None))[0] is ClaimAnswer.WON
+
+
+def test_a_store_that_never_writes_is_given_up(tmp_path: Path) -> None:
+    decisions = StoredDecisions(FailingStore(tmp_path, 1_000_000, writes=False))
+    with pytest.raises(StoreUnavailable, match="slot 1 of the decision log could not be claimed"):
+        decisions.claim(decisions.read().opening("me", None))
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def test_a_record_that_cannot_be_read_is_named(store: Store, decisions: StoredDecisions) -> None:
+    opened(decisions)
+    store.put(RootPaths.decision(2), b'{"type": "surprise"}')
+    with pytest.raises(DamagedLog, match=RootPaths.decision(2)):
+        decisions.read()
+
+
+def test_a_gap_is_damage(store: Store, decisions: StoredDecisions) -> None:
+    log = opened(decisions)
+    for _ in range(2):
+        log = completed(decisions, log)
+    store.delete([RootPaths.decision(2)])
+    with pytest.raises(DamagedLog, match="lacks slot 2"):
+        decisions.read()
+
+
+class TrimmingStore(Store):
+    """Something happens between the listing of the log and the reading of its records, once."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.meanwhile: Callable[[], None] | None = None
+
+    def get(self, name: str) -> bytes | None:
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+        return super().get(name)
+
+
+def test_a_log_that_is_trimmed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
+    """As `tidegate checkpoints` sees it when the run completes a checkpoint and cleans up at this moment."""
+    theirs = StoredDecisions(Store(tmp_path))
+    log = opened(theirs)
+    for _ in range(4):
+        log = completed(theirs, log)
+    slow = TrimmingStore(tmp_path)
+
+    def complete_and_trim() -> None:
+        now = theirs.read()
+        for _ in range(2):
+            now = completed(theirs, now)
+        theirs.trim(now)
+
+    slow.meanwhile = complete_and_trim
+    assert list(StoredDecisions(slow).read()) == list(theirs.read())
+
+
+# -- trimming ---------------------------------------------------------------------------------------
+
+
+def test_trimming_deletes_what_lies_below_the_start_and_nothing_else(store: Store, decisions: StoredDecisions) -> None:
+    log = opened(decisions)
+    for _ in range(5):
+        log = completed(decisions, log)
+    before = list(log)
+    assert log.first_slot > 1
+    decisions.trim(log)
+    assert store.list(RootPaths.DECISIONS) == [RootPaths.decision(record.slot) for record in before]
+    assert list(decisions.read()) == before
+
+
+def test_a_record_that_appears_in_a_trimmed_slot_means_nothing(store: Store, decisions: StoredDecisions) -> None:
+    log = opened(decisions)
+    asleep = completing(log)
+    for _ in range(5):
+        log = completed(decisions, log)
+    decisions.trim(log)
+    assert store.create(RootPaths.decision(asleep.slot), encode_decision(asleep))
+    assert list(decisions.read()) == list(log)
+    decisions.trim(log)
+    assert RootPaths.decision(asleep.slot) not in store.list(RootPaths.DECISIONS)
+
+
+def test_a_run_that_slept_through_a_trim_is_superseded_though_it_could_write(decisions: StoredDecisions) -> None:
+    asleep = completing(opened(decisions))
+    log = opened(decisions, "theirs")
+    for _ in range(5):
+        log = completed(decisions, log)
+    decisions.trim(log)
+    assert log.first_slot > asleep.slot
+    assert decisions.claim(asleep)[0] is ClaimAnswer.SUPERSEDED
+
+
+# -- ids that were used -----------------------------------------------------------------------------
+
+
+def test_the_largest_id_that_was_used_is_remembered(decisions: StoredDecisions) -> None:
+    assert decisions.largest_used() == 0
+    for checkpoint_id in (1, 2, 999_999, 1_000_000, 10):
+        decisions.mark_used(checkpoint_id)
+    assert decisions.largest_used() == 1_000_000
+
+
+def test_an_id_may_be_marked_twice(decisions: StoredDecisions) -> None:
+    decisions.mark_used(5)
+    decisions.mark_used(5)
+    assert decisions.largest_used() == 5
+
+
+def test_marks_below_an_id_are_forgotten_but_not_its_own(store: Store, decisions: StoredDecisions) -> None:
+    for checkpoint_id in range(1, 8):
+        decisions.mark_used(checkpoint_id)
+    decisions.forget_marks_below(5)
+    assert store.list(RootPaths.IDS) == [RootPaths.used_id(each) for each in (5, 6, 7)]
+    assert decisions.largest_used() == 7
