@@ -69,13 +69,6 @@ def test_tallies_add_up() -> None:
     assert together == run_chunk(0, 5)
 
 
-def test_the_demo_shows_checkpoints_and_a_verdict() -> None:
-    done = tidegate("demo")
-    assert done.returncode == 0
-    assert "ckpt-0000" in done.stdout
-    assert "nothing lost, nothing twice" in done.stdout
-
-
 def test_the_version_is_told() -> None:
     assert tidegate("--version").stdout == "tidegate 0.1.0\n"
 

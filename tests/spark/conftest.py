@@ -11,8 +11,8 @@ from tidegate.spark.session import local_session
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
-    session = local_session("tidegate-tests")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    session = local_session("tidegate-tests", tmp_path_factory.mktemp("spark") / "spark.log")
     session.conf.set("spark.sql.session.timeZone", "UTC")
     yield session
     session.stop()

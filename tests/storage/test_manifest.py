@@ -151,7 +151,15 @@ def test_an_unknown_field_is_refused_at_every_depth(where: str) -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("epoch", "six"), ("epoch", None), ("epoch", 6.5), ("aligned", 1), ("pipeline", 3), ("stages", []), ("shape", {"joined": 1})],
+    [
+        ("epoch", "six"),
+        ("epoch", None),
+        ("epoch", 6.5),
+        ("aligned", 1),
+        ("pipeline", 3),
+        ("stages", []),
+        ("shape", {"joined": 1}),
+    ],
 )
 def test_a_field_of_the_wrong_type_is_refused_by_name(field: str, value: object) -> None:
     plain = as_json()

@@ -102,6 +102,8 @@ class DeltaTable:
             # The batch is recorded as its number + 1, because a record starts at 0.
             shown = _record(table, owner, "batch")
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
+            if not fresh:
+                return CommitAnswer.COMMITTED  # nothing to show: an idle pipeline makes no versions of its tables
             records = [
                 Transaction(f"tidegate/{owner}/epoch", permit.epoch),
                 Transaction(f"tidegate/{owner}/batch", max(shown, committable.through_batch + 1)),

@@ -88,7 +88,7 @@ def run_pipeline(
     existed = folder.exists()
     lock = nullcontext() if settings.take_over else RootLock(folder / "lock")
     with lock, _stopping() as stop:
-        session = local_session(pipeline.name) if spark is None else spark
+        session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
         run = _Run(pipeline, definitions, Root(folder, pipeline.name), session, settings, view, stop)
         try:
             run.run()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from tidegate.spark.filelog import NEVER_COMPACT
 
+_LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 _STATE: Final = "spark.sql.streaming.stateStore"
 
 _STREAMING: Final = {
@@ -37,19 +39,21 @@ _GATE_READING: Final = {"spark.sql.streaming.fileSource.log.compactInterval": st
 _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
-def local_session(name: str) -> SparkSession:
-    """A `local[*]` session with settings that suit small machines."""
+def local_session(name: str, log: Path) -> SparkSession:
+    """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    session = (
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    logging = f"-Dlog4j2.configurationFile=file:{_LOG_SETTINGS} -Dtidegate.spark.log={log}"
+    return (
         SparkSession.builder.master("local[*]")
         .appName(name)
+        .config("spark.driver.extraJavaOptions", logging)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
         .getOrCreate()
     )
-    session.sparkContext.setLogLevel("ERROR")
-    return session
 
 
 def _derived(session: SparkSession) -> SparkSession:

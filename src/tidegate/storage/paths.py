@@ -3,6 +3,7 @@
 <root>/
   pipeline.json                          whose root this is
   lock                                   held by the run that lives
+  spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
   ids/000042                             checkpoint ids that were used
   generations/000003/

@@ -1,0 +1,328 @@
+"""The same queries, run by plain PySpark and by Tidegate, watched in the same way.
+
+A `Pipeline` is what both run: plain PySpark starts each of its functions as a query of its own that reads the Parquet
+files of the query before it, as a user without Tidegate would write it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import enum
+import os
+import shutil
+import tempfile
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Self
+from unittest import mock
+
+from pyspark.sql import DataFrame, SparkSession
+
+from benchmarks.measure import WrongWork
+from tidegate.spark.generation import Generation
+from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
+from tidegate.spark.queries import stored_schema
+from tidegate.spark.run import run_pipeline
+from tidegate.spark.session import StageSessions
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+_PATIENCE_S: Final = 300.0
+_LOOK_EVERY_S: Final = 0.001
+# Only Tidegate's trimming makes these safe: a plain chain with them would read ever more files each batch.
+_NOT_FOR_PLAIN: Final = ("spark.sql.streaming.fileSink.log.compactInterval",)
+
+
+class Variant(enum.Enum):
+    DEFAULT = "plain, default settings"
+    TUNED = "plain, tuned settings"
+    TIDEGATE = "tidegate"
+
+
+# -- one session, one folder, both gone at exit ----------------------------------------------------
+
+
+@cache
+def workspace() -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-bench-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=workspace(), ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+@cache
+def base_session() -> SparkSession:
+    """Spark's defaults; only that it shows no UI, and where it keeps its temporary files."""
+    session = (
+        SparkSession.builder.master("local[*]")
+        .appName("tidegate-bench")
+        .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
+        .config("spark.local.dir", str(workspace() / "spark"))
+        .config("spark.sql.warehouse.dir", str(workspace() / "warehouse"))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    atexit.register(session.stop)  # before the folder goes
+    return session
+
+
+def derived_session(settings: dict[str, str] | None = None) -> SparkSession:
+    base = base_session()
+    derived = SparkSession(base.sparkContext, base._jsparkSession.cloneSession())
+    for key, value in (settings or {}).items():
+        derived.conf.set(key, value)
+    return derived
+
+
+def plain_session(variant: Variant) -> SparkSession:
+    if variant is Variant.DEFAULT:
+        return derived_session()
+    tuned = StageSessions(base_session()).of_sources
+    for key in _NOT_FOR_PLAIN:
+        tuned.conf.unset(key)
+    return tuned
+
+
+# -- input -----------------------------------------------------------------------------------------
+
+
+class Input:
+    """The folder that a pipeline's source reads. A file appears in it whole, at once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._numbers = count()
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def offer(self, file: Path) -> None:
+        os.link(file, self.folder / f"{next(self._numbers):06d}.parquet")
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+class Run(ABC):
+    """A pipeline that runs. Leaving it stops its queries at once, without a last checkpoint."""
+
+    def __init__(self, pipeline: Pipeline, folder: Path) -> None:
+        self.definitions = pipeline.validated()
+        self.pipeline = pipeline
+        self.folder = folder
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @abstractmethod
+    def start(self) -> None: ...
+
+    @abstractmethod
+    def stop(self) -> None: ...
+
+    @abstractmethod
+    def checkpoint_folder(self, stage: str) -> Path:
+        """Spark's own, of one query."""
+
+    @abstractmethod
+    def await_consumed(self, source_rows: int) -> None:
+        """Wait until every query has consumed all that its source was ever offered: this many rows."""
+
+    @abstractmethod
+    def rows_at(self, sink: str) -> int:
+        """Rows that a sink's query has written."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise if it runs no more."""
+
+    def last_batch(self, stage: str) -> int:
+        folder = self.checkpoint_folder(stage) / "commits"
+        if not folder.is_dir():
+            return -1
+        return max((int(path.name) for path in folder.iterdir() if path.name.isdigit()), default=-1)
+
+    def await_batch(self, stage: str, batch: int) -> None:
+        path = self.checkpoint_folder(stage) / "commits" / str(batch)
+        self.await_that(path.exists)
+
+    def await_that(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _PATIENCE_S
+        next_check = 0.0
+        while not condition():
+            now = time.monotonic()
+            if now > next_check:
+                self.check()
+                next_check = now + 0.5
+            if now > deadline:
+                raise WrongWork(f"nothing came within {_PATIENCE_S:.0f} s")
+            time.sleep(_LOOK_EVERY_S)
+
+
+class PlainRun(Run):
+    def __init__(self, pipeline: Pipeline, folder: Path, variant: Variant) -> None:
+        super().__init__(pipeline, folder)
+        self._session = plain_session(variant)
+        self.queries: dict[str, StreamingQuery] = {}
+
+    def start(self) -> None:
+        schemas: dict[str, StructType] = {}
+        for definition in self.definitions:
+            inputs = iter(definition.inputs)
+            arguments: list[SparkSession | DataFrame] = []
+            for parameter in definition.parameters:
+                if parameter == SPARK_PARAMETER:
+                    arguments.append(self._session)
+                else:
+                    name = next(inputs)
+                    reader = self._session.readStream.schema(schemas[name])
+                    arguments.append(reader.parquet(str(self._output(name))))
+            frame: DataFrame = definition.function(*arguments)
+            schemas[definition.name] = stored_schema(frame.schema)
+            self._output(definition.name).mkdir(parents=True, exist_ok=True)
+            writer = frame.writeStream.format("parquet").outputMode(definition.output_mode)
+            writer = writer.option("checkpointLocation", str(self.checkpoint_folder(definition.name)))
+            self.queries[definition.name] = writer.option("path", str(self._output(definition.name))).start()
+
+    def stop(self) -> None:
+        for query in self.queries.values():
+            query.stop()
+
+    def _output(self, stage: str) -> Path:
+        return self.folder / "output" / stage
+
+    def checkpoint_folder(self, stage: str) -> Path:
+        return self.folder / "checkpoints" / stage
+
+    def await_consumed(self, source_rows: int) -> None:
+        del source_rows  # each query knows when it has caught up with the one before
+        for query in self.queries.values():
+            query.processAllAvailable()
+
+    def rows_at(self, sink: str) -> int:
+        return self._session.read.parquet(str(self._output(sink))).count()
+
+    def check(self) -> None:
+        for name, query in self.queries.items():
+            if not query.isActive:
+                raise WrongWork(f"query {name} ended: {query.exception()}")
+
+
+class _Enough(Exception):
+    """Stops a run of Tidegate from within, as a kill would."""
+
+
+class TidegateRun(Run):
+    """`poll_s` is the time that the control thread was busy, `started` when it was first."""
+
+    def __init__(
+        self, pipeline: Pipeline, folder: Path, checkpoint_interval: str, session: SparkSession | None = None
+    ) -> None:
+        super().__init__(pipeline, folder)
+        self.root = folder / "root"
+        self._session = derived_session() if session is None else session
+        self._interval = checkpoint_interval
+        self._thread = threading.Thread(target=self._run, name="tidegate-run")
+        self._stopping = False
+        self._error: BaseException | None = None
+        self._generation: Generation | None = None
+        self._all_consumed_of = -1
+        self.is_settled = False
+        self.poll_s = 0.0
+
+    @property
+    def generation(self) -> Generation:
+        self.await_that(lambda: self._generation is not None)
+        assert self._generation is not None
+        return self._generation
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping = True
+        self._thread.join()
+
+    def _run(self) -> None:
+        plain_poll = Generation.poll
+
+        def poll(generation: Generation) -> bool:
+            if self._stopping:
+                raise _Enough
+            began = time.perf_counter()
+            moved = plain_poll(generation)
+            self.poll_s += time.perf_counter() - began
+            self._look(generation)
+            return moved
+
+        try:
+            with mock.patch.object(Generation, "poll", poll):
+                run_pipeline(
+                    self.pipeline, self.root, self._session, checkpoint_interval=self._interval, restarts=0
+                )
+        except _Enough:
+            pass
+        except BaseException as error:
+            self._error = error
+
+    def _look(self, generation: Generation) -> None:
+        """On the control thread, so that what is seen belongs together."""
+        stages = generation.stages.values()
+        if all(stage.has_consumed_all for stage in stages):
+            self._all_consumed_of = sum(stage.rows for stage in stages if stage.definition.kind == "source")
+        self.is_settled = generation.is_settled
+        self._generation = generation
+
+    def checkpoint_folder(self, stage: str) -> Path:
+        paths = self.generation
+        return self.root / "generations" / f"{paths.generation:06d}" / "stages" / stage / "spark"
+
+    def manifests(self) -> Path:
+        return self.root / "generations" / f"{self.generation.generation:06d}" / "manifests"
+
+    def await_consumed(self, source_rows: int) -> None:
+        self.await_that(lambda: self._all_consumed_of >= source_rows)
+
+    def rows_at(self, sink: str) -> int:
+        return self.generation.stages[sink].rows
+
+    def restored_batch(self, stage: str) -> int:
+        start = self.generation.stages[stage].start
+        return -1 if start is None or start.cut is None else start.cut
+
+    def await_checkpoint_of_all(self) -> None:
+        """Wait for a checkpoint that was triggered from now on, and until the tables show it."""
+        used = {path.name for path in self.manifests().glob("*.json")} if self.manifests().is_dir() else set()
+        for _ in range(2):  # the first may have been triggered before
+            self.await_that(lambda: self.manifests().is_dir() and bool(self._newer(used)))
+            used |= self._newer(used)
+        self.await_that(lambda: self.is_settled)
+
+    def _newer(self, used: set[str]) -> set[str]:
+        return {path.name for path in self.manifests().glob("*.json")} - used
+
+    def check(self) -> None:
+        if not self._thread.is_alive():
+            raise WrongWork(f"the pipeline ended: {self._error}") from self._error
+
+
+def open_run(variant: Variant, pipeline: Pipeline, folder: Path, checkpoint_interval: str = "5s") -> Run:
+    if variant is Variant.TIDEGATE:
+        return TidegateRun(pipeline, folder, checkpoint_interval)
+    return PlainRun(pipeline, folder, variant)

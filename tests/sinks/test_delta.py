@@ -1,0 +1,526 @@
+"""A Delta table as a sink: what a reader of the table sees after every call."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DoubleType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    TimeType,
+)
+
+from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
+from tidegate.parquet import read_footer
+from tidegate.protocol.commit import CommitPermit, permit_commit
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks import delta
+from tidegate.sinks.contract import CommitAnswer, Committable, Sink, StagedFile
+from tidegate.sinks.delta import DeltaTable
+
+pyarrow: Any = importlib.import_module("pyarrow")
+parquet: Any = importlib.import_module("pyarrow.parquet")
+
+OWNER = "shop/orders"
+
+
+def schema(**columns: DataType) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])
+
+
+IDS = schema(id=LongType())
+
+
+def permit(epoch: int, generation: int = 1) -> CommitPermit:
+    """The permit that the decision log gives for an epoch."""
+    log = DecisionLog()
+    while log.generation < generation:
+        log.append(log.opening("me", None))
+    record = log.completing(
+        "me",
+        generation,
+        checkpoint_id=epoch,
+        epoch=epoch,
+        manifest="manifest",
+        manifest_sha256="00",
+        aligned=True,
+        retained=(epoch,),
+    )
+    log.append(record)
+    return permit_commit(log, epoch, generation)
+
+
+class Table:
+    """A sink's table in a temporary folder, and what Spark would stage for it."""
+
+    def __init__(self, folder: Path, columns: StructType = IDS, partition_by: Sequence[str] = ()) -> None:
+        self.path = folder
+        self.sink = DeltaTable(folder, list(partition_by))
+        self.sink.prepare_table(OWNER, columns)
+
+    def stage(
+        self, batch: int, ids: Sequence[int], *, generation: int = 1, folder: str = "", **columns: Sequence[Any]
+    ) -> StagedFile:
+        path = self.sink.staging_folder(OWNER, generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        parquet.write_table(pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns}), path)
+        return StagedFile(batch, str(path), path.stat().st_size, len(ids))
+
+    def staged(self) -> list[Path]:
+        return sorted((self.path / "_tidegate").rglob("*.parquet"))
+
+    def commit(self, epoch: int, files: Sequence[StagedFile], through: int, generation: int = 1) -> CommitAnswer:
+        return self.sink.commit(OWNER, permit(epoch, generation), Committable(tuple(files), through))
+
+    def rows(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = deltalake.DeltaTable(self.path).to_pyarrow_table().to_pylist()
+        return found
+
+    def ids(self) -> list[int]:
+        return sorted(row["id"] for row in self.rows())
+
+    def version(self) -> int:
+        return deltalake.DeltaTable(self.path).version()
+
+    def statistics(self) -> dict[str, Any]:
+        """Of the only file that the table's last version added."""
+        log = self.path / "_delta_log" / f"{self.version():020d}.json"
+        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        (added,) = [action["add"] for action in actions if "add" in action]
+        found: dict[str, Any] = json.loads(added["stats"])
+        return found
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path / "table")
+
+
+# -- preparing --------------------------------------------------------------------------------------
+
+
+def test_it_is_a_sink(tmp_path: Path) -> None:
+    assert isinstance(DeltaTable(tmp_path), Sink)
+    assert str(tmp_path) in DeltaTable(tmp_path).describe()
+
+
+def test_a_table_is_created_with_the_stages_columns(tmp_path: Path) -> None:
+    columns = schema(id=LongType(), key=StringType(), ts=TimestampType(), tags=ArrayType(StringType()))
+    table = Table(tmp_path / "a" / "b" / "table", columns, ["key"])
+    found = deltalake.DeltaTable(table.path)
+    assert [field.name for field in found.schema().fields] == ["id", "key", "ts", "tags"]
+    assert found.metadata().partition_columns == ["key"]
+    assert table.rows() == []
+
+
+def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
+    columns = schema(id=LongType(), tags=ArrayType(StringType()))
+    table = Table(tmp_path / "table", columns)
+    table.sink.prepare_table(OWNER, columns)
+    assert table.version() == 0
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        schema(id=StringType()),
+        schema(id=LongType(), more=LongType()),
+        schema(other=LongType()),
+    ],
+    ids=["a type", "one more", "a name"],
+)
+def test_a_table_with_other_columns_is_refused_and_both_are_named(table: Table, other: StructType) -> None:
+    with pytest.raises(SinkFailed, match=r"has the columns id long, but shop/orders writes .*; change the stage, or"):
+        table.sink.prepare_table(OWNER, other)
+    assert table.version() == 0
+
+
+@pytest.mark.parametrize(("then", "now"), [((), ("key",)), (("key",), ()), (("key",), ("day",))])
+def test_a_table_with_other_partitions_is_refused(tmp_path: Path, then: tuple[str, ...], now: tuple[str, ...]) -> None:
+    columns = schema(id=LongType(), key=StringType(), day=StringType())
+    Table(tmp_path / "table", columns, then)
+    with pytest.raises(SinkFailed, match=r"is partitioned by .*, not by ") as refused:
+        Table(tmp_path / "table", columns, now)
+    assert all(name in str(refused.value) for name in (*then, *now, str(tmp_path / "table")))
+
+
+def test_a_partition_column_that_the_stage_does_not_have_is_refused_before_anything_is_created(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPipeline, match=r"partitioned by 'day', which shop/orders does not have"):
+        Table(tmp_path / "table", IDS, ["day"])
+    assert not (tmp_path / "table").exists()
+
+
+def test_one_partition_column_may_be_given_as_its_name(tmp_path: Path) -> None:
+    assert DeltaTable(tmp_path, partition_by="key").partition_by == ("key",)
+
+
+def test_a_type_that_a_delta_table_cannot_hold_is_refused_with_the_stages_name(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPipeline, match=r"shop/orders.*time"):
+        Table(tmp_path / "table", schema(id=LongType(), at=TimeType()))
+
+
+# -- committing -------------------------------------------------------------------------------------
+
+
+def test_staged_rows_are_not_seen_before_the_commit(table: Table) -> None:
+    staged = table.stage(0, [1, 2])
+    assert table.rows() == []
+    assert table.commit(1, [staged], through=0) is CommitAnswer.COMMITTED
+    assert table.ids() == [1, 2]
+
+
+def test_a_commit_is_one_version_however_many_files(table: Table) -> None:
+    files = [table.stage(batch, [batch]) for batch in range(5)]
+    table.commit(1, files, through=4)
+    assert table.version() == 1
+    assert table.ids() == [0, 1, 2, 3, 4]
+
+
+def test_an_epoch_without_rows_is_committed_too(table: Table) -> None:
+    assert table.commit(1, [], through=0) is CommitAnswer.COMMITTED
+    assert table.sink.facts(OWNER) == SinkFacts(1, 0)
+    assert table.rows() == []
+
+
+def test_a_file_without_rows_is_not_added(table: Table) -> None:
+    table.commit(1, [table.stage(0, []), table.stage(0, [1])], through=0)
+    assert len(deltalake.DeltaTable(table.path).file_uris()) == 1
+
+
+def test_a_repeated_commit_says_so_and_changes_nothing(table: Table) -> None:
+    files = [table.stage(0, [1, 2])]
+    table.commit(1, files, through=0)
+    before = sorted(table.path.rglob("*"))
+    assert table.commit(1, files, through=0) is CommitAnswer.ALREADY
+    assert table.version() == 1
+    assert sorted(table.path.rglob("*")) == before
+    assert table.ids() == [1, 2]
+
+
+def test_a_repeated_commit_by_the_next_generation_changes_nothing(table: Table) -> None:
+    files = [table.stage(0, [1, 2])]
+    table.commit(1, files, through=0)
+    assert table.commit(1, files, through=0, generation=2) is CommitAnswer.ALREADY
+    assert table.ids() == [1, 2]
+
+
+def test_the_next_generation_commits_what_the_last_one_decided(table: Table) -> None:
+    assert table.commit(1, [table.stage(0, [1, 2])], through=0, generation=2) is CommitAnswer.COMMITTED
+    assert table.ids() == [1, 2]
+
+
+def test_an_older_epoch_is_shown_already(table: Table) -> None:
+    first, second = table.stage(0, [1]), table.stage(1, [2])
+    table.commit(2, [first, second], through=1)
+    assert table.commit(1, [first], through=0) is CommitAnswer.ALREADY
+    assert table.version() == 1
+    assert table.ids() == [1, 2]
+
+
+def test_committables_that_overlap_show_each_row_once(table: Table) -> None:
+    files = [table.stage(batch, [batch]) for batch in range(6)]
+    table.commit(1, files[:3], through=2)
+    table.commit(2, files[:5], through=4)
+    assert table.ids() == [0, 1, 2, 3, 4]
+    table.commit(3, files[2:], through=5)
+    assert table.ids() == [0, 1, 2, 3, 4, 5]
+
+
+def test_an_epoch_that_was_never_committed_is_shown_by_the_next(table: Table) -> None:
+    files = [table.stage(batch, [batch]) for batch in range(4)]
+    table.commit(1, files[:1], through=0)
+    table.commit(3, files[1:], through=3)
+    assert table.ids() == [0, 1, 2, 3]
+
+
+def test_an_epoch_without_rows_does_not_hide_what_comes_after_it(table: Table) -> None:
+    table.commit(1, [table.stage(0, [1])], through=0)
+    table.commit(2, [], through=7)
+    table.commit(3, [table.stage(8, [2])], through=8)
+    assert table.ids() == [1, 2]
+
+
+def test_an_epoch_in_which_the_stage_has_run_no_batch_hides_nothing(table: Table) -> None:
+    table.commit(1, [], through=-1)
+    table.commit(2, [table.stage(0, [1])], through=0)
+    assert table.ids() == [1]
+
+
+def test_a_table_that_is_gone_is_no_empty_table(tmp_path: Path) -> None:
+    lost = DeltaTable(tmp_path / "table")
+    with pytest.raises(SinkFailed, match="is gone"):
+        lost.commit(OWNER, permit(1), Committable((), 0))
+    assert not (tmp_path / "table").exists()
+
+
+def test_two_stages_may_write_one_table(table: Table) -> None:
+    table.commit(1, [table.stage(0, [1])], through=0)
+    path = table.sink.staging_folder("shop/returns", 1) / "part-0.parquet"
+    path.parent.mkdir(parents=True)
+    parquet.write_table(pyarrow.table({"id": [2]}), path)
+    theirs = Committable((StagedFile(0, str(path), path.stat().st_size, 1),), 0)
+    assert table.sink.commit("shop/returns", permit(1), theirs) is CommitAnswer.COMMITTED
+    assert table.ids() == [1, 2]
+
+
+def test_a_batch_of_update_mode_is_committed_from_its_folder(table: Table) -> None:
+    """In update and complete mode each batch is a folder of its own."""
+    table.commit(1, [table.stage(0, [1], folder="batch-0"), table.stage(1, [2], folder="batch-1")], through=1)
+    assert table.ids() == [1, 2]
+
+
+# -- other writers ----------------------------------------------------------------------------------
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """Something happens once, after a commit has looked at the table and before it has written."""
+    left = [happens]
+
+    def read(path: Path) -> Any:
+        if left:
+            left.pop()()
+        return read_footer(path)
+
+    monkeypatch.setattr(delta, "read_footer", read)
+
+
+def append(table: Table, ids: list[int]) -> None:
+    deltalake.write_deltalake(table.path, pyarrow.table({"id": ids}), mode="append")
+
+
+def test_another_writer_of_the_table_is_met_and_both_are_shown(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile(monkeypatch, lambda: append(table, [100]))
+    assert table.commit(1, [table.stage(0, [1])], through=0) is CommitAnswer.COMMITTED
+    assert table.ids() == [1, 100]
+
+
+def test_of_two_that_commit_one_epoch_at_once_one_does(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [table.stage(0, [1])]
+    meanwhile(monkeypatch, lambda: table.commit(1, files, through=0, generation=2))
+    assert table.commit(1, files, through=0) is CommitAnswer.ALREADY
+    assert table.ids() == [1]
+
+
+def test_a_fence_that_comes_while_an_old_run_commits_stops_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    meanwhile(monkeypatch, lambda: table.sink.fence(OWNER, 2))
+    with pytest.raises(Fenced, match="generation 2"):
+        table.commit(1, [table.stage(0, [1])], through=0)
+    assert table.rows() == []
+
+
+def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> Any:
+        append(table, [100])
+        return read_footer(path)
+
+    monkeypatch.setattr(delta, "read_footer", read)
+    with pytest.raises(SinkFailed, match="met another writer"):
+        table.commit(1, [table.stage(0, [1])], through=0)
+    monkeypatch.undo()
+    assert 1 not in table.ids()
+    assert table.sink.facts(OWNER) == SinkFacts(0, 0)
+
+
+# -- fencing and facts ------------------------------------------------------------------------------
+
+
+def test_a_table_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
+    sink = DeltaTable(tmp_path / "table")
+    assert sink.facts(OWNER) == SinkFacts(0, 0)
+    sink.fence(OWNER, 3)
+    assert not (tmp_path / "table").exists()
+
+
+def test_facts_are_the_last_epoch_and_the_fence_of_this_owner(table: Table) -> None:
+    table.commit(4, [], through=0)
+    table.sink.fence(OWNER, 3)
+    assert table.sink.facts(OWNER) == SinkFacts(4, 3)
+    assert table.sink.facts("shop/returns") == SinkFacts(0, 0)
+
+
+def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> None:
+    table.commit(4, [table.stage(0, [1])], through=0)
+    found = deltalake.DeltaTable(table.path)
+    found.create_checkpoint()
+    found.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
+    assert table.sink.facts(OWNER) == SinkFacts(4, 0)
+    assert table.ids() == [1]
+
+
+def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) -> None:
+    files = [table.stage(0, [1])]
+    table.sink.fence(OWNER, 3)
+    with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
+        table.commit(1, files, through=0, generation=2)
+    assert table.rows() == []
+    assert table.commit(1, files, through=0, generation=3) is CommitAnswer.COMMITTED
+    assert table.commit(2, [], through=1, generation=4) is CommitAnswer.COMMITTED
+
+
+def test_a_fence_never_goes_back(table: Table) -> None:
+    table.sink.fence(OWNER, 3)
+    version = table.version()
+    table.sink.fence(OWNER, 3)
+    table.sink.fence(OWNER, 2)
+    assert table.version() == version
+    assert table.sink.facts(OWNER).fence == 3
+
+
+# -- what a reader can skip by ----------------------------------------------------------------------
+
+
+def test_statistics_hold_count_ends_and_nulls(tmp_path: Path) -> None:
+    columns = schema(id=LongType(), name=StringType(), ratio=DoubleType(), at=TimestampType())
+    table = Table(tmp_path / "table", columns)
+    moment = datetime(2026, 1, 1, tzinfo=UTC)
+    at = pyarrow.array([moment, None, None], pyarrow.timestamp("us", "UTC"))
+    table.commit(1, [table.stage(0, [7, 3, 5], name=["b", None, "a"], ratio=[0.5, 1.5, None], at=at)], through=0)
+    found = table.statistics()
+    assert found["numRecords"] == 3
+    assert found["nullCount"] == {"id": 0, "name": 1, "ratio": 1, "at": 2}
+    assert (found["minValues"]["id"], found["maxValues"]["id"]) == (3, 7)
+    assert (found["minValues"]["name"], found["maxValues"]["name"]) == ("a", "b")
+    assert {"id", "name"} >= found["minValues"].keys() == found["maxValues"].keys()
+
+
+def test_statistics_of_long_text_and_nested_columns_are_left_out(tmp_path: Path) -> None:
+    columns = schema(id=LongType(), text=StringType(), tags=ArrayType(StringType()))
+    table = Table(tmp_path / "table", columns)
+    table.commit(1, [table.stage(0, [1, 2], text=["x" * 1000, "y"], tags=[["a"], None])], through=0)
+    found = table.statistics()
+    assert found["minValues"].keys() == {"id"}
+    assert found["nullCount"].keys() == {"id", "text"}
+
+
+def test_statistics_of_a_column_of_nulls_have_no_ends(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table", schema(id=LongType(), name=StringType()))
+    table.commit(1, [table.stage(0, [1, 2], name=pyarrow.array([None, None], pyarrow.string()))], through=0)
+    assert table.statistics()["nullCount"] == {"id": 0, "name": 2}
+    assert table.statistics()["minValues"] == {"id": 1}
+
+
+def test_a_reader_that_skips_by_statistics_finds_its_rows(table: Table) -> None:
+    table.commit(1, [table.stage(0, [1, 2]), table.stage(1, [10, 11])], through=1)
+    found = deltalake.DeltaTable(table.path).to_pyarrow_table(filters=[("id", ">=", 10)])
+    assert sorted(found.to_pydict()["id"]) == [10, 11]
+
+
+# -- partitions -------------------------------------------------------------------------------------
+
+# As Spark names the folders of these values.
+PARTITIONS = {
+    "plain": "plain",
+    "a/b": "a%2Fb",
+    "ü": "ü",
+    "=": "%3D",
+    "100 %": "100 %25",
+    "a b": "a b",
+    "a+b": "a+b",
+    "a#b?c": "a%23b%3Fc",
+    "%2F": "%252F",
+    "日本": "日本",
+    None: "__HIVE_DEFAULT_PARTITION__",
+}
+
+
+def test_partition_values_are_read_back_whatever_they_are(tmp_path: Path) -> None:
+    table = Table(tmp_path / "größe 50%+", schema(id=LongType(), key=StringType()), ["key"])
+    files = [
+        table.stage(0, [number, number + 100], folder=f"key={folder}")
+        for number, folder in enumerate(PARTITIONS.values())
+    ]
+    table.commit(1, files, through=0)
+    found = {(row["id"], row["key"]) for row in table.rows()}
+    assert found == {(number + more, key) for number, key in enumerate(PARTITIONS) for more in (0, 100)}
+
+
+def test_a_reader_that_asks_for_a_partition_gets_it_alone(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table", schema(id=LongType(), key=StringType()), ["key"])
+    table.commit(
+        1, [table.stage(0, [number], folder=f"key={each}") for number, each in enumerate(PARTITIONS.values())], 0
+    )
+    found = deltalake.DeltaTable(table.path).to_pyarrow_table(filters=[("key", "=", "a/b")])
+    assert found.to_pylist() == [{"id": 1, "key": "a/b"}]
+
+
+def test_partitions_by_several_columns_and_types(tmp_path: Path) -> None:
+    columns = schema(id=LongType(), day=StringType(), number=LongType())
+    table = Table(tmp_path / "table", columns, ["day", "number"])
+    folders = ["day=2026-01-01/number=3", "day=2026-01-01/number=__HIVE_DEFAULT_PARTITION__"]
+    table.commit(1, [table.stage(0, [index], folder=folder) for index, folder in enumerate(folders)], through=0)
+    assert sorted(table.rows(), key=lambda row: int(row["id"])) == [
+        {"id": 0, "day": "2026-01-01", "number": 3},
+        {"id": 1, "day": "2026-01-01", "number": None},
+    ]
+
+
+# -- what is staged ---------------------------------------------------------------------------------
+
+
+def test_what_an_aborted_epoch_staged_is_shown_with_the_next_one(table: Table) -> None:
+    files = [table.stage(0, [1]), table.stage(1, [2])]  # epoch 1 sealed the first, and was aborted
+    assert table.rows() == []
+    table.commit(2, files, through=1)
+    assert table.ids() == [1, 2]
+
+
+def test_what_a_dead_generation_staged_and_nothing_decided_is_never_shown(table: Table) -> None:
+    lost = table.stage(0, [1], generation=1)
+    table.commit(1, [table.stage(0, [1], generation=2)], through=0, generation=2)
+    assert table.ids() == [1]
+    table.sink.forget_staged(OWNER, before_generation=2)
+    assert not Path(lost.path).exists()
+    assert table.ids() == [1]
+
+
+def test_forgetting_keeps_this_generation_and_what_is_shown(table: Table) -> None:
+    files = [table.stage(0, [generation], generation=generation) for generation in (1, 2, 3)]
+    table.commit(1, files, through=0, generation=3)
+    table.sink.forget_staged(OWNER, before_generation=3)
+    assert [str(path) for path in table.staged()] == [files[2].path]
+    assert table.ids() == [1, 2, 3]
+
+
+def test_forgetting_leaves_other_owners_alone_and_needs_no_folder(table: Table) -> None:
+    table.stage(0, [1])
+    table.sink.forget_staged("shop/returns", before_generation=9)
+    assert len(table.staged()) == 1
+
+
+def test_what_is_shown_outlives_its_staged_file(table: Table) -> None:
+    staged = table.stage(0, [1, 2])
+    table.commit(1, [staged], through=0)
+    Path(staged.path).unlink()
+    assert table.ids() == [1, 2]
+
+
+def test_a_commit_that_was_interrupted_after_linking_is_made_again(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [table.stage(0, [1]), table.stage(1, [2])]
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    meanwhile(monkeypatch, die)
+    with pytest.raises(KeyboardInterrupt):
+        table.commit(1, files, through=1)
+    assert table.rows() == []
+    assert table.commit(1, files, through=1) is CommitAnswer.COMMITTED
+    assert table.ids() == [1, 2]
