@@ -12,15 +12,17 @@ from typing import Final, TextIO
 
 from rich.console import Console
 
-from benchmarks import protocol
+from benchmarks import protocol, spark
 from benchmarks.measure import Benchmark, Result, WrongWork, measure_rounds, summarize
 from benchmarks.report import describe_load, describe_machine, print_table, write_json_lines
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "protocol": protocol.BENCHMARK,
+    "spark": spark.BENCHMARK,
 }
 
 _PIPED_WIDTH: Final = 128
+_QUICK_SCALE: Final = 0.1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in options.names:
         if name not in BENCHMARKS:
             parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
+    if options.quick:
+        options.rounds, options.scale = options.rounds or 1, options.scale * _QUICK_SCALE
     if options.rounds is not None and options.rounds < 1:
         parser.error("--rounds must be at least 1")
     if not 0 < options.scale < math.inf:
@@ -52,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, rounds: int, scale: float, as_json: bool, out: TextIO | None) -> None:
     benchmark, machine = BENCHMARKS[name], describe_machine()
-    header = f"{name}: {machine}, {describe_load()}"
+    header = f"{name}: {machine}, {describe_load()}, scale {scale:g}"
     results = _measure(name, benchmark, rounds, scale, machine)
     if out is not None:
         write_json_lines(results, out)
@@ -69,7 +73,7 @@ def _measure(name: str, benchmark: Benchmark, rounds: int, scale: float, machine
         measured.append(values)
         # A line a round, not a progress bar: its thread would be measured too.
         print(f"{name}: round {len(measured)} of {rounds}", file=sys.stderr)
-    return summarize(name, machine, measured)
+    return summarize(name, machine, measured, benchmark.clock)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -81,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("names", nargs="*", metavar="NAME", help="the benchmarks to run (default: all)")
     parser.add_argument("--rounds", type=int, help="how often each case is measured (default: its own)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the usual work per measurement (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="one round of a tenth of that work")
     parser.add_argument("--json", action="store_true", help="print JSON lines, one per case, and no table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON lines into this file")
     return parser

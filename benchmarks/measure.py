@@ -56,13 +56,14 @@ class Derived(msgspec.Struct, frozen=True, eq=False):
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """`notes` say how it measures. `cases` takes the scale: the share of the usual work that each measurement
-    does."""
+    """`notes` say how it measures, `clock` with what. `cases` takes the scale: the share of the usual work that each
+    measurement does."""
 
     about: str
     notes: str
     rounds: int
     cases: Callable[[float], Sequence[Case | Derived]]
+    clock: str = CLOCK
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -95,7 +96,9 @@ def measure_rounds(cases: Sequence[Case | Derived], rounds: int) -> Iterator[dic
         yield {case: measured[case] if isinstance(case, Case) else case.value(measured) for case in cases}
 
 
-def summarize(benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Derived, float]]) -> list[Result]:
+def summarize(
+    benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Derived, float]], clock: str = CLOCK
+) -> list[Result]:
     results: list[Result] = []
     for case in rounds[0]:
         values = [values[case] for values in rounds]
@@ -112,7 +115,7 @@ def summarize(benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Deri
                 len(values),
                 case.target,
                 None if case.target is None else case.target.is_met_by(median),
-                CLOCK,
+                clock,
                 machine,
             )
         )

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.measure import CLOCK, Result, Target
+from benchmarks.measure import Result, Target
 
 
 def describe_machine() -> str:
@@ -48,7 +48,7 @@ def print_table(results: Sequence[Result], notes: str, header: str, console: Con
             {None: "", True: "[green]met[/]", False: "[bold red]MISSED[/]"}[result.met],
         )
     console.print(table)
-    console.print(f"Clock: {CLOCK}. Median of {results[0].rounds} interleaved rounds.", highlight=False)
+    console.print(f"Clock: {results[0].clock}. Median of {results[0].rounds} interleaved rounds.", highlight=False)
     console.print(notes, highlight=False, markup=False)
     for line in _verdict(results):
         console.print(line, highlight=False, markup=False, style="bold")

@@ -6,7 +6,6 @@ import importlib
 import random
 import statistics
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -159,18 +158,19 @@ def measure_restart(variant: Variant, restarts: int) -> float:
     took: list[float] = []
     with temporary_folder() as folder:
         source = Input(folder / "input")
-        definition: Callable[[], Run] = lambda: open_run(
-            variant, chain(source.folder, folder / "tables", 1), folder, checkpoint_interval="1s"
-        )
+
+        def prepared() -> Run:
+            return open_run(variant, chain(source.folder, folder / "tables", 1), folder, checkpoint_interval="1s")
+
         source.offer(file)
-        with definition() as run:
+        with prepared() as run:
             run.await_consumed(100)
             if isinstance(run, TidegateRun):
                 run.await_checkpoint_of_all()
             last = {stage.name: run.last_batch(stage.name) for stage in run.definitions}
         for _ in range(restarts):
             source.offer(file)
-            run = definition()
+            run = prepared()
             started = time.perf_counter()
             with run:
                 for stage in run.definitions:

@@ -273,9 +273,7 @@ class TidegateRun(Run):
 
         try:
             with mock.patch.object(Generation, "poll", poll):
-                run_pipeline(
-                    self.pipeline, self.root, self._session, checkpoint_interval=self._interval, restarts=0
-                )
+                run_pipeline(self.pipeline, self.root, self._session, checkpoint_interval=self._interval, restarts=0)
         except _Enough:
             pass
         except BaseException as error:
@@ -290,11 +288,13 @@ class TidegateRun(Run):
         self._generation = generation
 
     def checkpoint_folder(self, stage: str) -> Path:
-        paths = self.generation
-        return self.root / "generations" / f"{paths.generation:06d}" / "stages" / stage / "spark"
+        return self._generation_folder() / "stages" / stage / "spark"
 
     def manifests(self) -> Path:
-        return self.root / "generations" / f"{self.generation.generation:06d}" / "manifests"
+        return self._generation_folder() / "manifests"
+
+    def _generation_folder(self) -> Path:
+        return self.root / "generations" / f"{self.generation.generation:06d}"
 
     def await_consumed(self, source_rows: int) -> None:
         self.await_that(lambda: self._all_consumed_of >= source_rows)
@@ -308,14 +308,15 @@ class TidegateRun(Run):
 
     def await_checkpoint_of_all(self) -> None:
         """Wait for a checkpoint that was triggered from now on, and until the tables show it."""
-        used = {path.name for path in self.manifests().glob("*.json")} if self.manifests().is_dir() else set()
         for _ in range(2):  # the first may have been triggered before
-            self.await_that(lambda: self.manifests().is_dir() and bool(self._newer(used)))
-            used |= self._newer(used)
+            self._await_manifest_after(self._last_manifest())
         self.await_that(lambda: self.is_settled)
 
-    def _newer(self, used: set[str]) -> set[str]:
-        return {path.name for path in self.manifests().glob("*.json")} - used
+    def _await_manifest_after(self, last: str) -> None:
+        self.await_that(lambda: self._last_manifest() > last)
+
+    def _last_manifest(self) -> str:
+        return max((path.name for path in self.manifests().glob("*.json")), default="")
 
     def check(self) -> None:
         if not self._thread.is_alive():

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from tools.diagrams import rendered
@@ -17,11 +19,14 @@ ROOT = Path(__file__).parents[1]
 # What each command of README.md is tried with here, so that it ends soon. `./dev` itself is left to CI, which
 # runs it in a fresh clone: here it would make an environment inside a test.
 COMMANDS: dict[str, list[str] | None] = {
-    "./dev demo": ["tidegate", "demo"],
+    "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
+    "tidegate run FILE --root DIR": ["tidegate", "run", "--help"],
+    "./dev demo": None,  # takes long, below
     "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev soak": ["tidegate", "simulate", "--seeds", "1"],
     "./dev bench protocol": ["python", "-m", "benchmarks", "protocol", "--help"],
+    "./dev bench spark": ["python", "-m", "benchmarks", "spark", "--help"],
     "./dev check": None,  # this very run
     "./dev test": None,
 }
@@ -46,8 +51,8 @@ def test_a_command_of_the_readme_runs(command: str) -> None:
     program = str(Path(sys.executable).with_name(tried[0]))
     done = subprocess.run([program, *tried[1:]], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
-    subcommand = shlex.split(command)[1]
-    assert re.search(rf"^  {subcommand}\b", dev_help(), re.MULTILINE)
+    if command.startswith("./dev"):
+        assert re.search(rf"^  {shlex.split(command)[1]}\b", dev_help(), re.MULTILINE)
 
 
 def dev_help() -> str:
@@ -55,13 +60,36 @@ def dev_help() -> str:
     return done.stdout
 
 
-def test_the_python_example_of_the_readme_prints_what_it_says() -> None:
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=60, check=True)
-    promised = re.findall(r"^print\(.*\)\s+# (.*)$", example, re.MULTILINE)
-    assert promised
-    assert done.stdout.splitlines() == promised
+    (tmp_path / "orders.py").write_text(example, encoding="utf-8")
+    (tmp_path / "orders").mkdir()
+    rows = [
+        {"id": each, "ts": f"2026-01-01T{each // 60:02d}:{each % 60:02d}:00Z", "country": "DE", "amount": each}
+        for each in range(300)
+    ]
+    (tmp_path / "orders" / "1.json").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    (command,) = [each for each in COMMANDS if each.startswith("tidegate run orders.py")]
+    program, *arguments = shlex.split(command)
+    run = [str(Path(sys.executable).with_name(program)), *arguments]
+    done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert len(deltalake.DeltaTable(tmp_path / "lake" / "large_orders").to_pyarrow_table()) == 200
+    revenue = deltalake.DeltaTable(tmp_path / "lake" / "revenue").to_pyarrow_table().to_pylist()
+    assert sum(row["amount"] for row in revenue) == sum(range(100, 294))
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_demo_survives_its_kills() -> None:
+    program = str(Path(sys.executable).with_name("tidegate"))
+    done = subprocess.run([program, "demo"], capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kills survived" in done.stdout
+    assert "nothing lost, nothing twice" in done.stdout
 
 
 def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:

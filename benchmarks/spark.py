@@ -1,0 +1,184 @@
+"""Tidegate on Spark against the same queries in plain PySpark, and what a checkpoint costs with much state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from benchmarks.measure import Benchmark, Case, Derived, Round, Target
+
+if TYPE_CHECKING:
+    from benchmarks.spark_chain import Feed, Throughput
+    from benchmarks.spark_runs import Variant
+    from benchmarks.spark_state import StateCost
+
+Value = TypeVar("Value")
+
+# The work of one measurement at scale 1.
+_LARGE_FILES: Final = 40
+_LARGE_FILE_ROWS: Final = 100_000
+_LARGE_FILES_PER_BATCH: Final = 4
+_SMALL_FILES: Final = 40
+_SMALL_FILE_ROWS: Final = 100
+_LATENCY_FILES: Final = 30
+_RESTARTS: Final = 3
+_STATE_MB: Final = (10, 100, 1_000)
+_SETTLE_S: Final = 8.0
+_COUNTED_S: Final = 15.0
+
+_CLOCK: Final = "wall clock (time.perf_counter; checkpoints: the manifest's own duration_ms)"
+
+_NOTES: Final = """\
+One JVM, local[*], Spark's own memory settings, UI off. All of it lies in temporary folders on a local file system.
+The chain: Parquet files → orders → priced → banded → paid (rows) and totals (sums in 10 s windows): five queries,
+  three hops, two sinks, a checkpoint every 5 s. Plain PySpark runs the same functions as five queries with Parquet
+  folders between them and at the end; Tidegate ends in two Delta tables.
+  default: nothing is set, so 200 shuffle partitions, state in memory with files on HDFS terms (version 1), checked
+  log writes. tuned: the session that Tidegate gives its stages, but with Spark's own compaction of logs.
+  Before a run is timed, a file of 100 rows has passed through all of its queries.
+large batches: a source's batch takes 4 files of 100,000 rows. small batches: 1 file of 100 rows. Timed from the moment
+  that all input is there until every query has committed all of it; no query start, no last checkpoint.
+control thread: the share of a core that Generation.poll takes during the run at large or small batches.
+latency: one row at a time; from its file's appearance to the commit of the batch of the last hop that wrote it, p50
+  of a run, divided by 3 hops. Tidegate's rows are then staged; they are visible with the next checkpoint.
+restart: all queries are stopped, a file is added, all are started; until the last query has committed its first
+  batch. Median of 3 in each round.
+state: a source that drops duplicates of 1,000-byte keys, at 400 new keys a second, a checkpoint every second, Spark's
+  state maintenance every 5 s. Measured once, in the first round: medians over the checkpoints of 15 s.
+  written: new files of the stage's snapshots (hard links on a local root) and the whole manifests. changed: what
+  Spark itself has put into its state folder between the first and the last of these cuts."""
+
+
+class _Once:
+    """Remembers what was measured, for the other cases of the same measurement."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, StateCost] = {}
+
+    def of(self, name: str, measure: Callable[[], StateCost]) -> StateCost:
+        if name not in self._values:
+            self._values[name] = measure()
+        return self._values[name]
+
+
+def _cases(scale: float) -> list[Case | Derived]:
+    # Imported here: the other benchmarks need neither Spark nor the memory that it takes.
+    from benchmarks.spark_chain import Feed
+
+    def work(amount: int, least: int = 1) -> int:
+        return max(least, round(amount * scale))
+
+    large = Feed(_LARGE_FILES, work(_LARGE_FILE_ROWS), _LARGE_FILES_PER_BATCH)
+    small = Feed(work(_SMALL_FILES, 2), _SMALL_FILE_ROWS, 1)
+    return [
+        *_throughput("large batches", large),
+        *_throughput("small batches", small),
+        *_latency(work(_LATENCY_FILES, 3)),
+        *_restart(_RESTARTS if scale >= 1 else 1),
+        *_state([max(1, round(size * scale)) for size in _STATE_MB], min(1.0, scale)),
+    ]
+
+
+def _throughput(name: str, feed: Feed) -> list[Case | Derived]:
+    from benchmarks.spark_chain import measure_throughput
+    from benchmarks.spark_runs import Variant
+
+    last: dict[Variant, Throughput] = {}
+
+    def measure(variant: Variant) -> Callable[[], float]:
+        def rows_per_s() -> float:
+            last[variant] = measure_throughput(variant, feed)
+            return last[variant].rows_per_s
+
+        return rows_per_s
+
+    cases = {
+        variant: Case(f"{name}: {variant.value}", {"rows": feed.rows}, "rows/s", measure(variant))
+        for variant in Variant
+    }
+    tidegate = cases[Variant.TIDEGATE]
+
+    def against(variant: Variant, target: Target) -> Derived:
+        def value(values: Round) -> float:
+            return values[tidegate] / values[cases[variant]]
+
+        return Derived(f"{name}: tidegate / {variant.value}", {}, "ratio", value, target)
+
+    return [
+        *cases.values(),
+        against(Variant.DEFAULT, Target(at_least=1.3)),
+        against(Variant.TUNED, Target(at_least=1.0)),
+        Derived(f"{name}: control thread", {}, "cores", lambda _: last[Variant.TIDEGATE].control_share),
+    ]
+
+
+def _latency(files: int) -> list[Case | Derived]:
+    from benchmarks.spark_chain import measure_latency
+    from benchmarks.spark_runs import Variant
+
+    def case(variant: Variant) -> Case:
+        name = f"latency per hop: {variant.value}"
+        return Case(name, {"files": files}, "ms", lambda: measure_latency(variant, files))
+
+    plain, tidegate = case(Variant.TUNED), case(Variant.TIDEGATE)
+    added = Derived(
+        "latency per hop: added", {}, "ms", lambda values: values[tidegate] - values[plain], Target(at_most=30)
+    )
+    return [plain, tidegate, added]
+
+
+def _restart(restarts: int) -> list[Case | Derived]:
+    from benchmarks.spark_chain import measure_restart
+    from benchmarks.spark_runs import Variant
+
+    def case(variant: Variant) -> Case:
+        return Case(f"restart: {variant.value}", {}, "s", lambda: measure_restart(variant, restarts))
+
+    plain, tidegate = case(Variant.TUNED), case(Variant.TIDEGATE)
+    ratio = Derived(
+        "restart: tidegate / plain", {}, "ratio", lambda values: values[tidegate] / values[plain], Target(at_most=1.2)
+    )
+    return [plain, tidegate, ratio]
+
+
+def _state(sizes_mb: list[int], time_scale: float) -> list[Case | Derived]:
+    from benchmarks.spark_state import measure_state
+
+    once = _Once()
+
+    def cost(size_mb: int) -> StateCost:
+        settle_s, counted_s = max(2.0, _SETTLE_S * time_scale), max(3.0, _COUNTED_S * time_scale)
+        return once.of(str(size_mb), lambda: measure_state(size_mb * 1_000_000, settle_s, counted_s))
+
+    def duration(size_mb: int) -> Case:
+        return Case("checkpoint", {"MB of state": size_mb}, "ms", lambda: cost(size_mb).duration_ms)
+
+    def derived(name: str, size_mb: int, unit: str, value: Callable[[StateCost], float]) -> Derived:
+        return Derived(name, {"MB of state": size_mb}, unit, lambda _: value(cost(size_mb)))
+
+    def amplified(size_mb: int) -> Derived:
+        def value(_: Round) -> float:
+            return cost(size_mb).written_bytes / max(1, cost(size_mb).changed_bytes)
+
+        return Derived("checkpoint written / changed", {"MB of state": size_mb}, "ratio", value, Target(at_most=1.3))
+
+    smallest, largest = sizes_mb[0], sizes_mb[-1]
+    durations = {size: duration(size) for size in sizes_mb}
+
+    def growth(values: Round) -> float:
+        return values[durations[largest]] / values[durations[smallest]]
+
+    return [
+        *durations.values(),
+        Derived("checkpoint time growth", {"from": smallest, "to": largest}, "ratio", growth, Target(at_most=1.5)),
+        *(derived("checkpoint, longest", size, "ms", lambda cost: cost.longest_ms) for size in sizes_mb),
+        *(derived("snapshot", size, "ms", lambda cost: cost.snapshot_ms) for size in sizes_mb),
+        *(
+            derived("written per checkpoint", size, "kB", lambda cost: cost.written_bytes / cost.checkpoints / 1e3)
+            for size in sizes_mb
+        ),
+        *(amplified(size) for size in sizes_mb),
+    ]
+
+
+BENCHMARK: Final = Benchmark("Tidegate on Spark against plain PySpark", _NOTES, 3, _cases, _CLOCK)

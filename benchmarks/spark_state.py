@@ -1,0 +1,168 @@
+"""What a checkpoint costs with little and with much state, at the same rate of change."""
+
+from __future__ import annotations
+
+import importlib
+import statistics
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+import tidegate as tg
+from benchmarks.measure import WrongWork
+from benchmarks.spark_runs import Input, TidegateRun, base_session, derived_session, temporary_folder
+from tidegate.storage.manifest import Manifest
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+KEY_BYTES: Final = 1_000
+_STAGE: Final = "distinct"
+_BUILDING_FILES: Final = 10
+_ROWS_PER_CHANGE: Final = 100
+_CHANGE_EVERY_S: Final = 0.25
+# Spark uploads what it has made of the state at this interval; it may only be told so when no store is loaded.
+_MAINTENANCE: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "5s"}
+
+
+class StateCost(msgspec.Struct, frozen=True):
+    """Of the checkpoints while state changes at a fixed rate. Medians; bytes are sums over all of them."""
+
+    checkpoints: int
+    duration_ms: float
+    longest_ms: float
+    snapshot_ms: float
+    written_bytes: int
+    changed_bytes: int
+
+
+def distinct_keys(source: Path, tables: Path) -> tg.Pipeline:
+    """A source whose state holds every key that it has ever seen, and a sink."""
+    pipeline = tg.Pipeline("keys")
+
+    @pipeline.source
+    def distinct(spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.schema("id long, key binary").option("maxFilesPerTrigger", 1)
+        return reader.parquet(str(source)).dropDuplicates(["key"]).select("id")
+
+    @pipeline.sink(tg.DeltaTable(tables / "ids"))
+    def ids(distinct: DataFrame) -> DataFrame:
+        return distinct
+
+    return pipeline
+
+
+class _Keys:
+    """Files of keys that occur once and cannot be compressed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._numpy = importlib.import_module("numpy")
+        self._pyarrow = importlib.import_module("pyarrow")
+        self._parquet = importlib.import_module("pyarrow.parquet")
+        self._chance = self._numpy.random.default_rng(0)
+        self._files = 0
+        self.rows = 0
+        folder.mkdir()
+
+    def file(self, rows: int) -> Path:
+        data = self._pyarrow.py_buffer(self._chance.bytes(rows * KEY_BYTES))
+        fixed = self._pyarrow.Array.from_buffers(self._pyarrow.binary(KEY_BYTES), rows, [None, data])
+        ids = self._numpy.arange(self.rows, self.rows + rows, dtype="int64")
+        path = self._folder / f"{self._files}.parquet"
+        table = self._pyarrow.table({"id": ids, "key": fixed.cast(self._pyarrow.binary())})
+        self._parquet.write_table(table, path, compression="none", use_dictionary=False)
+        self._files += 1
+        self.rows += rows
+        return path
+
+
+def measure_state(state_bytes: int, settle_s: float, counted_s: float) -> StateCost:
+    """Build that much state in a few large batches, then change little of it and watch the checkpoints."""
+    _unload_state_stores()
+    with temporary_folder() as folder:
+        source, keys = Input(folder / "input"), _Keys(folder / "keys")
+        pipeline = distinct_keys(source.folder, folder / "tables")
+        run = TidegateRun(pipeline, folder, "1s", derived_session(_MAINTENANCE))
+        with run:
+            for _ in range(_BUILDING_FILES):
+                file = keys.file(max(1, state_bytes // _BUILDING_FILES // KEY_BYTES))
+                source.offer(file)
+                file.unlink()
+            run.await_consumed(keys.rows)
+            _change(source, keys, settle_s)
+            run.await_checkpoint_of_all()
+            before = _newest(run)
+            seen = _change(source, keys, counted_s, run)
+            run.await_checkpoint_of_all()
+            state = run.checkpoint_folder(_STAGE) / "state"
+            counted = {each: seen[each] for each in sorted(seen) if each > before.checkpoint_id}
+            if not counted:
+                raise WrongWork(f"no checkpoint of {state_bytes} bytes of state was completed in {counted_s} s")
+            after = counted[max(counted)][0]
+            changed = _bytes_between(state, _cut_at(run, before), _cut_at(run, after))
+    _unload_state_stores()
+    manifests = [manifest for manifest, _ in counted.values()]
+    durations = [manifest.duration_ms for manifest in manifests]
+    return StateCost(
+        checkpoints=len(counted),
+        duration_ms=statistics.median(durations),
+        longest_ms=max(durations),
+        snapshot_ms=statistics.median(manifest.stages[_STAGE].snapshot_ms for manifest in manifests),
+        written_bytes=sum(manifest.stages[_STAGE].new_bytes + size for manifest, size in counted.values()),
+        changed_bytes=changed,
+    )
+
+
+def _change(
+    source: Input, keys: _Keys, seconds: float, run: TidegateRun | None = None
+) -> dict[int, tuple[Manifest, int]]:
+    """Offer a little at a fixed rate. Returns the manifests that appeared meanwhile, with their sizes."""
+    seen: dict[int, tuple[Manifest, int]] = {}
+    started = time.monotonic()
+    number = 0
+    while (due := started + number * _CHANGE_EVERY_S) < started + seconds:
+        time.sleep(max(0.0, due - time.monotonic()))
+        file = keys.file(_ROWS_PER_CHANGE)
+        source.offer(file)
+        file.unlink()
+        number += 1
+        if run is not None:
+            for path in run.manifests().glob("*.json"):
+                with suppress(FileNotFoundError):  # no longer retained
+                    data = path.read_bytes()
+                    manifest = msgspec.json.decode(data, type=Manifest)
+                    seen.setdefault(manifest.checkpoint_id, (manifest, len(data)))
+    return seen
+
+
+def _newest(run: TidegateRun) -> Manifest:
+    return msgspec.json.decode(max(run.manifests().glob("*.json")).read_bytes(), type=Manifest)
+
+
+def _cut_at(run: TidegateRun, manifest: Manifest) -> int:
+    """When the batch was committed at which the stage was cut, in nanoseconds."""
+    path = run.checkpoint_folder(_STAGE) / "commits" / str(manifest.stages[_STAGE].cut)
+    return path.stat().st_mtime_ns
+
+
+def _bytes_between(state: Path, after_ns: int, until_ns: int) -> int:
+    """Bytes of the files that Spark has put into its state folder in a time."""
+    total = 0
+    for path in state.rglob("*"):
+        with suppress(FileNotFoundError):
+            status = path.stat()
+            if path.is_file() and not path.name.startswith(".") and after_ns < status.st_mtime_ns <= until_ns:
+                total += status.st_size
+    return total
+
+
+def _unload_state_stores() -> None:
+    """Spark reads the interval of its maintenance only when its first store is loaded."""
+    jvm = base_session()._jvm
+    assert jvm is not None
+    stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
+    getattr(stores, "MODULE$").stop()
