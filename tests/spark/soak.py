@@ -1,0 +1,51 @@
+"""`./dev soak`: many more kills than the tests have time for.
+
+Rounds of twenty kills, each on a root of its own, at random steps and random moments. A round that fails leaves its
+folder and says which seed repeats it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.spark.kills import KilledRuns, kill_often
+from tidegate.spark.steps import Step
+
+_KILLS_PER_ROUND = 20
+
+
+def soak_round(seed: int, kills: int) -> int:
+    rng = random.Random(seed)
+    steps = [f"{rng.choice(list(Step)).value}:{rng.randint(1, 4)}" for _ in range(kills * 2 // 3)]
+    folder = Path(tempfile.mkdtemp(prefix=f"tidegate-soak-{seed}-"))
+    runs = KilledRuns(folder, files=4 * kills)
+    print(f"round {seed} in {folder}", flush=True)
+    survived = kill_often(runs, steps, random_kills=kills - len(steps), seed=seed)
+    runs.check_tables()
+    epochs = runs.check_every_epoch()
+    runs.check_no_orphans()
+    print(f"round {seed}: {survived} kills survived, {epochs} epochs agree", flush=True)
+    shutil.rmtree(folder)
+    return survived
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Kill a pipeline on Spark again and again.")
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--seed", type=int, default=1, help="the first round's")
+    arguments = parser.parse_args()
+    survived, seed = 0, arguments.seed
+    while survived < arguments.kills:
+        survived += soak_round(seed, min(_KILLS_PER_ROUND, arguments.kills - survived))
+        seed += 1
+    print(f"{survived} kills survived: nothing lost, nothing twice")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
