@@ -1,0 +1,476 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.protocol.logs import complete, log_with, open_generation, propose
+from tests.protocol.search import search
+from tests.protocol.unchanged import unchanged
+from tidegate.errors import DamagedLog, InvariantViolation, Superseded
+from tidegate.protocol.decision_log import (
+    CheckpointCompleted,
+    ClaimAnswer,
+    Decision,
+    DecisionLog,
+    GenerationOpened,
+    decode_decision,
+    encode_decision,
+    judge_claim,
+)
+
+
+def completed(slot: int, checkpoint_id: int, **changed: object) -> CheckpointCompleted:
+    record = CheckpointCompleted(
+        slot=slot,
+        claimant="leader",
+        generation=1,
+        checkpoint_id=checkpoint_id,
+        epoch=checkpoint_id * 10,
+        parent=None,
+        manifest="manifest",
+        manifest_sha256="0" * 64,
+        aligned=True,
+        retained=(checkpoint_id,),
+        log_start=1,
+    )
+    return msgspec.structs.replace(record, **changed)
+
+
+def opened(slot: int, generation: int, **changed: object) -> GenerationOpened:
+    record = GenerationOpened(
+        slot=slot, claimant="leader", generation=generation, base=None, retained=(), log_start=1
+    )
+    return msgspec.structs.replace(record, **changed)
+
+
+# Generation 1 has completed 5 and 7, and 5 and 7 are retained.
+GOOD: list[Decision] = [opened(1, 1), completed(2, 5), completed(3, 7, parent=5, retained=(5, 7))]
+NEXT = completed(4, 9, parent=7, retained=(5, 7, 9))
+NEXT_OPENED = opened(4, 2, base=7, retained=(5, 7))
+
+# A next record that may not stand, by the invariant that it breaks.
+BAD: dict[str, tuple[Decision, str]] = {
+    "the same generation is opened again": (
+        msgspec.structs.replace(NEXT_OPENED, generation=1),
+        "generation 1 follows generation 1",
+    ),
+    "a generation is left out": (
+        msgspec.structs.replace(NEXT_OPENED, generation=3),
+        "generation 3 follows generation 1",
+    ),
+    "an opening drops a retained one": (
+        msgspec.structs.replace(NEXT_OPENED, retained=(7,)),
+        "changes what is retained",
+    ),
+    "an opening retains one more": (
+        msgspec.structs.replace(NEXT_OPENED, retained=(5, 7, 8)),
+        "changes what is retained",
+    ),
+    "from nothing although some are retained": (
+        msgspec.structs.replace(NEXT_OPENED, base=None),
+        "from nothing",
+    ),
+    "from one that is not retained": (
+        msgspec.structs.replace(NEXT_OPENED, base=6),
+        "checkpoint 6, which is not retained",
+    ),
+    "completed by a newer generation": (
+        msgspec.structs.replace(NEXT, generation=2),
+        "generation 2 is not open",
+    ),
+    "completed by an older generation": (
+        msgspec.structs.replace(NEXT, generation=0),
+        "generation 0 is not open",
+    ),
+    "an id a second time": (
+        msgspec.structs.replace(NEXT, checkpoint_id=7, retained=(5, 7)),
+        "checkpoint 7 comes after 7",
+    ),
+    "an id that is older": (
+        msgspec.structs.replace(NEXT, checkpoint_id=6, retained=(5, 7, 6)),
+        "checkpoint 6 comes after 7",
+    ),
+    "an epoch a second time": (msgspec.structs.replace(NEXT, epoch=70), "epoch 70 comes after 70"),
+    "an epoch that is older": (msgspec.structs.replace(NEXT, epoch=60), "epoch 60 comes after 70"),
+    "it does not retain itself": (
+        msgspec.structs.replace(NEXT, retained=(5, 7)),
+        "does not retain itself",
+    ),
+    "it retains what was not retained": (
+        msgspec.structs.replace(NEXT, retained=(3, 9)),
+        "retains what was dropped",
+    ),
+    "another parent": (
+        msgspec.structs.replace(NEXT, parent=5),
+        "its parent is 5, but the lineage ends in 7",
+    ),
+    "no parent": (
+        msgspec.structs.replace(NEXT, parent=None),
+        "its parent is None, but the lineage ends in 7",
+    ),
+}
+
+
+class TestInvariants:
+    @pytest.mark.parametrize("following", [NEXT, NEXT_OPENED], ids=["completed", "opened"])
+    def test_a_record_that_keeps_them_all_is_taken(self, following: Decision) -> None:
+        log = DecisionLog.from_records(GOOD)
+        log.append(following)
+        assert list(log) == [*GOOD, following]
+        assert list(DecisionLog.from_records([*GOOD, following])) == [*GOOD, following]
+
+    @pytest.mark.parametrize("name", BAD)
+    def test_a_record_that_breaks_one_is_refused_when_it_is_appended(self, name: str) -> None:
+        record, why = BAD[name]
+        log = DecisionLog.from_records(GOOD)
+        with unchanged(log), pytest.raises(DamagedLog, match=f"slot 4 cannot stand.*{why}"):
+            log.append(record)
+
+    @pytest.mark.parametrize("name", BAD)
+    def test_a_record_that_breaks_one_is_refused_when_it_is_read(self, name: str) -> None:
+        record, why = BAD[name]
+        with pytest.raises(DamagedLog, match=f"slot 4 cannot stand.*{why}"):
+            DecisionLog.from_records([*GOOD, record])
+
+    @pytest.mark.parametrize("name", BAD)
+    def test_it_is_refused_in_the_middle_of_the_log_too(self, name: str) -> None:
+        record, _ = BAD[name]
+        with pytest.raises(DamagedLog, match="slot 4 cannot stand"):
+            DecisionLog.from_records([*GOOD, record, opened(5, 2, base=7, retained=(5, 7))])
+
+    @pytest.mark.parametrize("slot", [1, 3, 5])
+    def test_slots_follow_one_another(self, slot: int) -> None:
+        log = DecisionLog.from_records(GOOD)
+        with unchanged(log), pytest.raises(InvariantViolation, match=f"slot {slot} does not follow slot 3"):
+            log.append(msgspec.structs.replace(NEXT, slot=slot))
+
+    @pytest.mark.parametrize("lost", [1, 2, 3])
+    def test_a_gap_is_found_when_the_log_is_read(self, lost: int) -> None:
+        records = [record for record in [*GOOD, NEXT] if record.slot != lost]
+        with pytest.raises(DamagedLog, match=f"lacks slot {lost}; its last slot is 4"):
+            DecisionLog.from_records(records)
+
+    def test_two_records_for_one_slot_are_found_when_the_log_is_read(self) -> None:
+        with pytest.raises(DamagedLog, match="two records for slot 4"):
+            DecisionLog.from_records([*GOOD, NEXT, NEXT_OPENED])
+
+    def test_records_may_be_read_in_any_order(self) -> None:
+        assert list(DecisionLog.from_records([NEXT, *reversed(GOOD)])) == [*GOOD, NEXT]
+
+    def test_the_start_of_the_log_never_moves_back(self) -> None:
+        log = DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT, log_start=2)])
+        following = completed(5, 11, parent=9, retained=(9, 11))
+        with unchanged(log), pytest.raises(DamagedLog, match="it starts the log at slot 1, but slot 4 at 2"):
+            log.append(msgspec.structs.replace(following, log_start=1))
+        log.append(msgspec.structs.replace(following, log_start=2))
+
+    def test_the_log_does_not_start_behind_its_last_record(self) -> None:
+        log = DecisionLog.from_records(GOOD)
+        with unchanged(log), pytest.raises(DamagedLog, match="it starts the log at slot 5"):
+            log.append(msgspec.structs.replace(NEXT, retained=(9,), log_start=5))
+        log.append(msgspec.structs.replace(NEXT, retained=(9,), log_start=4))
+        assert list(log) == [msgspec.structs.replace(NEXT, retained=(9,), log_start=4)]
+
+    def test_the_record_of_a_retained_checkpoint_is_not_trimmed(self) -> None:
+        log = DecisionLog.from_records(GOOD)
+        with unchanged(log), pytest.raises(DamagedLog, match="retains checkpoint 5 but trims its record"):
+            log.append(msgspec.structs.replace(NEXT, log_start=3))
+        log.append(msgspec.structs.replace(NEXT, log_start=2))
+
+
+class TestProposals:
+    def test_the_first_generation_is_1_in_slot_1_and_from_nothing(self) -> None:
+        assert DecisionLog().opening("me", None) == opened(1, 1, claimant="me")
+
+    def test_the_next_generation_keeps_what_is_retained(self) -> None:
+        log = log_with(5, 7)
+        assert log.opening("me", 7) == GenerationOpened(4, "me", 2, 7, (5, 7), log.first_slot)
+
+    def test_proposing_changes_nothing(self) -> None:
+        log = log_with(5, 7)
+        with unchanged(log):
+            log.opening("me", 7)
+            propose(log, 9)
+
+    @pytest.mark.parametrize(("base", "why"), [(None, "from nothing"), (6, "not retained")])
+    def test_an_opening_that_cannot_stand_is_not_proposed(self, base: int | None, why: str) -> None:
+        log = log_with(5, 7)
+        with unchanged(log), pytest.raises(DamagedLog, match=why):
+            log.opening("me", base)
+
+    def test_a_completion_follows_the_newest_of_its_lineage(self) -> None:
+        log = log_with(5, 7)
+        assert propose(log, 9, epoch=90, claimant="me") == CheckpointCompleted(
+            slot=4,
+            claimant="me",
+            generation=1,
+            checkpoint_id=9,
+            epoch=90,
+            parent=7,
+            manifest="manifest-9",
+            manifest_sha256="0" * 64,
+            aligned=True,
+            retained=(5, 7, 9),
+            log_start=2,
+        )
+
+    @pytest.mark.parametrize(
+        ("checkpoint_id", "epoch", "retained", "why"),
+        [
+            (7, 8, (5, 7), "checkpoint 7 comes after 7"),
+            (8, 7, (5, 7, 8), "epoch 7 comes after 7"),
+            (8, 8, (5, 7), "does not retain itself"),
+            (8, 8, (4, 8), "retains what was dropped"),
+        ],
+    )
+    def test_a_completion_that_cannot_stand_is_not_proposed(
+        self, checkpoint_id: int, epoch: int, retained: tuple[int, ...], why: str
+    ) -> None:
+        log = log_with(5, 7)
+        with unchanged(log), pytest.raises(DamagedLog, match=why):
+            propose(log, checkpoint_id, epoch=epoch, retained=retained)
+
+    def test_a_generation_that_was_superseded_proposes_nothing(self) -> None:
+        log = log_with(5)
+        open_generation(log, base=5)
+        with unchanged(log), pytest.raises(Superseded) as caught:
+            propose(log, 9, generation=1)
+        assert (caught.value.own_generation, caught.value.newer_generation) == (1, 2)
+
+
+class TestWhatTheLogKnows:
+    def test_an_empty_log_knows_of_nothing(self) -> None:
+        log = DecisionLog.from_records([])
+        assert (len(log), list(log)) == (0, [])
+        assert (log.first_slot, log.next_slot, log.generation) == (1, 1, 0)
+        assert (log.last_checkpoint_id, log.last_epoch) == (0, 0)
+        assert log.newest is None
+        assert log.retained == ()
+        assert log.lineage() == []
+        assert log.at(1) is None
+
+    def test_it_knows_its_slots_its_generation_and_its_newest_checkpoint(self) -> None:
+        log = DecisionLog.from_records(GOOD)
+        assert len(log) == 3
+        assert (log.first_slot, log.next_slot, log.generation) == (1, 4, 1)
+        assert (log.last_checkpoint_id, log.last_epoch) == (7, 70)
+        assert log.newest == GOOD[2]
+        assert log.retained == (5, 7)
+        assert log.lineage() == [GOOD[2], GOOD[1]]
+        assert [log.at(slot) for slot in range(5)] == [None, *GOOD, None]
+        assert (log.completed(5), log.completed(6)) == (GOOD[1], None)
+
+    def test_a_generation_opened_from_nothing_has_no_newest(self) -> None:
+        log = log_with()
+        open_generation(log)
+        assert log.generation == 2
+        assert log.newest is None
+
+    def test_after_a_fall_back_the_lineage_goes_on_from_the_older_checkpoint(self) -> None:
+        log = log_with(1, 2)
+        open_generation(log, base=1)
+        assert log.newest == log.completed(1)
+        assert [record.checkpoint_id for record in log.lineage()] == [1]
+        # The skipped one is retained until the next completion, and its id and epoch are never used again.
+        assert log.retained == (1, 2)
+        assert (log.last_checkpoint_id, log.last_epoch) == (2, 2)
+        with pytest.raises(DamagedLog, match="checkpoint 2 comes after 2"):
+            complete(log, 2)
+        third = complete(log, 3)
+        assert third.parent == 1
+        assert [record.checkpoint_id for record in log.lineage()] == [3, 1]
+        assert log.retained == (1, 3)
+
+    def test_the_lineage_holds_what_is_retained_alone(self) -> None:
+        log = log_with(1, 2, 3)
+        complete(log, 4, retained=(1, 4))
+        assert [record.checkpoint_id for record in log.lineage()] == [4, 1]
+
+
+class TestTrimming:
+    def test_records_before_the_oldest_retained_checkpoint_are_trimmed(self) -> None:
+        log = log_with(1, 2, 3, 4, max_retained=2)
+        assert log.retained == (3, 4)
+        assert log.first_slot == 4
+        assert [record.slot for record in log] == [4, 5]
+        assert log.completed(2) is None
+        assert log.at(3) is None
+        assert log.at(4) == log.completed(3)
+
+    def test_an_opening_trims_nothing(self) -> None:
+        log = log_with(1, 2, 3, max_retained=2)
+        first_slot = log.first_slot
+        open_generation(log, base=3)
+        assert log.first_slot == first_slot
+
+    def test_a_trimmed_log_reads_the_same_with_and_without_what_was_trimmed(self) -> None:
+        log = log_with()
+        everything = list(log)
+        everything += [complete(log, checkpoint_id, max_retained=2) for checkpoint_id in range(1, 6)]
+        for start in range(log.first_slot):
+            read = DecisionLog.from_records(everything[start:])
+            assert list(read) == list(log)
+            assert read.newest == log.newest
+            assert read.lineage() == log.lineage()
+            assert (read.next_slot, read.last_checkpoint_id, read.last_epoch) == (7, 5, 5)
+
+    def test_a_record_that_was_created_in_a_trimmed_slot_is_not_part_of_the_log(self) -> None:
+        sleeper = log_with(1)
+        late = sleeper.opening("sleeper", 1)
+        log = DecisionLog.from_records(sleeper)
+        for checkpoint_id in (2, 3, 4):
+            complete(log, checkpoint_id, max_retained=1)
+        assert late.slot < log.first_slot
+        assert list(DecisionLog.from_records([late, *log])) == list(log)
+
+    def test_what_lies_below_the_start_need_not_even_follow(self) -> None:
+        log = log_with(1, 2, 3, max_retained=1)
+        nonsense = completed(2, 99, generation=77)
+        assert list(DecisionLog.from_records([nonsense, *log])) == list(log)
+
+
+class TestClaims:
+    def test_a_record_that_is_read_back_has_won(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        log.append(proposed)
+        assert judge_claim(proposed, log) is ClaimAnswer.WON
+
+    def test_it_has_won_also_when_others_followed_it(self) -> None:
+        log = log_with(1)
+        proposed = complete(log, 2)
+        complete(log, 3)
+        open_generation(log, base=3)
+        assert judge_claim(proposed, log) is ClaimAnswer.WON
+
+    @pytest.mark.parametrize("kind", ["opening", "completion"])
+    def test_where_the_slot_is_still_free_the_same_record_is_claimed_again(self, kind: str) -> None:
+        log = log_with(1)
+        before = DecisionLog.from_records(log)
+        proposed: Decision = log.opening("me", 1) if kind == "opening" else propose(log, 2)
+        assert judge_claim(proposed, before) is ClaimAnswer.RETRY
+
+    def test_an_opening_that_lost_to_a_completion_is_reconsidered(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        complete(log, 2)
+        assert judge_claim(proposed, log) is ClaimAnswer.RECONSIDER
+
+    def test_an_opening_that_lost_to_another_opening_is_superseded(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        open_generation(log, base=1, claimant="other")
+        assert judge_claim(proposed, log) is ClaimAnswer.SUPERSEDED
+
+    def test_an_opening_that_lost_to_a_completion_and_then_an_opening_is_superseded(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        complete(log, 2)
+        open_generation(log, base=2, claimant="other")
+        assert judge_claim(proposed, log) is ClaimAnswer.SUPERSEDED
+
+    def test_a_completion_that_lost_to_an_opening_is_superseded(self) -> None:
+        log = log_with(1)
+        proposed = propose(log, 2)
+        open_generation(log, base=1, claimant="other")
+        assert judge_claim(proposed, log) is ClaimAnswer.SUPERSEDED
+
+    def test_a_completion_that_was_created_in_a_trimmed_slot_is_superseded_and_not_won(self) -> None:
+        log = log_with(1)
+        proposed = propose(log, 2)
+        open_generation(log, base=1, claimant="other")
+        for checkpoint_id in (3, 4, 5):
+            complete(log, checkpoint_id, max_retained=1)
+        read = DecisionLog.from_records([proposed, *log])
+        assert judge_claim(proposed, read) is ClaimAnswer.SUPERSEDED
+
+    def test_an_opening_that_was_created_in_a_trimmed_slot_is_not_won(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        for checkpoint_id in (2, 3):
+            complete(log, checkpoint_id, max_retained=1)
+        read = DecisionLog.from_records([proposed, *log])
+        assert judge_claim(proposed, read) is ClaimAnswer.RECONSIDER
+
+    def test_a_generation_cannot_lose_a_slot_to_itself(self) -> None:
+        log = log_with(1)
+        proposed = propose(log, 2)
+        complete(log, 3)
+        with pytest.raises(InvariantViolation, match="two leaders of one generation"):
+            judge_claim(proposed, log)
+
+    def test_the_same_decision_by_another_claimant_is_not_ones_own(self) -> None:
+        log = log_with(1)
+        proposed = log.opening("me", 1)
+        open_generation(log, base=1, claimant="other")
+        assert msgspec.structs.replace(proposed, claimant="other") == log.at(3)
+        assert judge_claim(proposed, log) is not ClaimAnswer.WON
+
+
+numbers = st.integers(0, 2**64 - 1)
+retained = st.lists(numbers, max_size=4).map(tuple)
+decisions: st.SearchStrategy[Decision] = st.one_of(
+    st.builds(
+        GenerationOpened,
+        slot=numbers,
+        claimant=st.text(),
+        generation=numbers,
+        base=st.none() | numbers,
+        retained=retained,
+        log_start=numbers,
+    ),
+    st.builds(
+        CheckpointCompleted,
+        slot=numbers,
+        claimant=st.text(),
+        generation=numbers,
+        checkpoint_id=numbers,
+        epoch=numbers,
+        parent=st.none() | numbers,
+        manifest=st.text(),
+        manifest_sha256=st.text(),
+        aligned=st.booleans(),
+        retained=retained,
+        log_start=numbers,
+    ),
+)
+
+
+class TestEncoding:
+    @given(decisions)
+    @search(80)
+    def test_a_record_survives_its_encoding(self, decision: Decision) -> None:
+        copy = decode_decision(encode_decision(decision), "slot")
+        assert type(copy) is type(decision)
+        assert copy == decision
+
+    @given(decisions, st.data())
+    @search(80)
+    def test_a_record_that_was_cut_short_is_named_and_refused(
+        self, decision: Decision, data: st.DataObject
+    ) -> None:
+        encoded = encode_decision(decision)
+        length = data.draw(st.integers(0, len(encoded) - 1))
+        with pytest.raises(DamagedLog, match="record 000004 cannot be read"):
+            decode_decision(encoded[:length], "000004")
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"",
+            b"null",
+            b"{}",
+            b"\x00" * 64,
+            b'{"type":"generation_opened"}',
+            encode_decision(NEXT).replace(b"checkpoint_completed", b"checkpoint_aborted"),
+            encode_decision(NEXT).replace(b'"claimant":', b'"claimer":'),
+            encode_decision(NEXT).replace(b'"aligned":true', b'"aligned":1'),
+            encode_decision(NEXT).replace(b'"aligned":true', b'"aligned":true,"note":""'),
+            encode_decision(NEXT).replace(b"leader", b"\xff\xfe"),
+        ],
+    )
+    def test_damaged_bytes_are_refused(self, data: bytes) -> None:
+        with pytest.raises(DamagedLog, match="record 000004 cannot be read"):
+            decode_decision(data, "000004")

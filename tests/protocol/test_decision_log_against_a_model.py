@@ -1,0 +1,237 @@
+"""Several runs that fight over one decision log, in a store that is slow and forgets to answer.
+
+The model is the full history of the records that took effect, never trimmed. A record takes effect when it is
+created in the slot behind the last one; every record that was ever proposed may be created at any later time.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.protocol.logs import propose
+from tests.protocol.search import search
+from tests.protocol.unchanged import state_of, unchanged
+from tidegate.errors import Superseded
+from tidegate.protocol.decision_log import (
+    CheckpointCompleted,
+    ClaimAnswer,
+    Decision,
+    DecisionLog,
+    GenerationOpened,
+    judge_claim,
+)
+
+which = st.integers(0, 99)  # taken modulo the number of runs or proposals
+
+
+class Run:
+    def __init__(self, name: str, log: DecisionLog) -> None:
+        self.name = name
+        self.log = log
+        self.generation: int | None = None
+        self.proposed: Decision | None = None
+
+
+class DecisionLogAgainstAModel(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[int, Decision] = {}
+        self.history: list[Decision] = []
+        self.proposals: list[Decision] = []
+        self.runs: list[Run] = []
+        self.next_id = 1
+
+    # -- what the model can tell ------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        return self.history[-1].generation if self.history else 0
+
+    def read(self) -> DecisionLog:
+        return DecisionLog.from_records(self.stored.values())
+
+    def lineage(self) -> list[int]:
+        """All checkpoints that the current state descends from, newest first."""
+        found: list[int] = []
+        for record in self.history:
+            if isinstance(record, CheckpointCompleted):
+                found.append(record.checkpoint_id)
+            else:
+                found = [] if record.base is None else found[: found.index(record.base) + 1]
+        return found[::-1]
+
+    def create(self, record: Decision) -> None:
+        """Create if absent, as the store does it."""
+        if record.slot not in self.stored:
+            self.stored[record.slot] = record
+            if record.slot == len(self.history) + 1:
+                self.history.append(record)
+
+    # -- what runs do -----------------------------------------------------------------------------
+
+    @precondition(lambda self: len(self.runs) < 6)
+    @rule()
+    def a_run_starts(self) -> None:
+        self.runs.append(Run(f"run{len(self.runs) + len(self.proposals)}", self.read()))
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which, choice=st.sampled_from([0, 0, 0, 1, 2]))
+    def a_run_proposes_to_open_a_generation(self, number: int, choice: int) -> None:
+        run = self.runs[number % len(self.runs)]
+        if run.proposed is not None or run.generation is not None:
+            return
+        # Mostly the newest one; an older one where a damaged checkpoint is skipped.
+        candidates = [record.checkpoint_id for record in run.log.lineage()]
+        base = candidates[choice % len(candidates)] if candidates else None
+        with unchanged(run.log):
+            run.proposed = run.log.opening(run.name, base)
+        self.proposals.append(run.proposed)
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which, dropped=st.sets(which, max_size=2), gap=st.integers(1, 2))
+    def a_run_proposes_to_complete_a_checkpoint(self, number: int, dropped: set[int], gap: int) -> None:
+        run = self.runs[number % len(self.runs)]
+        if run.proposed is not None or run.generation is None:
+            return
+        self.next_id += gap
+        older = [each for each in run.log.retained if each % 5 not in dropped][-3:]
+        try:
+            run.proposed = propose(
+                run.log,
+                self.next_id,
+                generation=run.generation,
+                epoch=self.next_id + gap,
+                retained=(*older, self.next_id),
+                claimant=run.name,
+            )
+        except Superseded:
+            assert run.log.generation > run.generation
+            self.runs.remove(run)
+            return
+        self.next_id += gap
+        self.proposals.append(run.proposed)
+
+    @precondition(lambda self: self.proposals)
+    @rule(number=which)
+    def a_claim_is_written_now_or_long_after(self, number: int) -> None:
+        self.create(self.proposals[number % len(self.proposals)])
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which)
+    def a_run_claims(self, number: int) -> None:
+        run = self.runs[number % len(self.runs)]
+        if run.proposed is not None:
+            self.create(run.proposed)
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which)
+    def a_run_asks_what_became_of_its_claim(self, number: int) -> None:
+        run = self.runs[number % len(self.runs)]
+        proposed = run.proposed
+        if proposed is None:
+            return
+        log = self.read()
+        with unchanged(log):
+            answer = judge_claim(proposed, log)
+        took_effect = proposed in self.history
+        if answer is ClaimAnswer.WON:
+            assert took_effect
+            self.on_won(run, proposed, log)
+        elif answer is ClaimAnswer.RETRY:
+            assert proposed.slot == len(self.history) + 1
+        elif answer is ClaimAnswer.RECONSIDER:
+            assert isinstance(proposed, GenerationOpened)
+            assert not took_effect
+            assert self.generation < proposed.generation
+            run.proposed, run.log = None, log
+        else:
+            # One that took effect and was trimmed by a newer generation may be told so too.
+            is_opening = isinstance(proposed, GenerationOpened)
+            lost_to_its_own_number = is_opening and self.generation == proposed.generation and not took_effect
+            assert self.generation > proposed.generation or lost_to_its_own_number
+            assert not took_effect or proposed.slot < log.first_slot
+            self.runs.remove(run)
+
+    def on_won(self, run: Run, proposed: Decision, log: DecisionLog) -> None:
+        run.proposed = None
+        if isinstance(proposed, GenerationOpened):
+            run.generation = proposed.generation
+            run.log = log
+        else:
+            run.log.append(proposed)
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which, kept=st.sets(st.integers(1, 40)))
+    def a_run_deletes_what_it_knows_to_be_trimmed(self, number: int, kept: set[int]) -> None:
+        run = self.runs[number % len(self.runs)]
+        for slot in [slot for slot in self.stored if slot < run.log.first_slot and slot not in kept]:
+            del self.stored[slot]
+
+    @precondition(lambda self: self.runs)
+    @rule(number=which)
+    def a_run_dies(self, number: int) -> None:
+        del self.runs[number % len(self.runs)]
+
+    # -- what must hold ---------------------------------------------------------------------------
+
+    @invariant()
+    def the_log_that_is_read_is_the_end_of_the_history(self) -> None:
+        log = self.read()
+        assert list(log) == self.history[log.first_slot - 1 :]
+        assert log.next_slot == len(self.history) + 1
+        assert log.generation == self.generation
+        completions = [record for record in self.history if isinstance(record, CheckpointCompleted)]
+        assert log.last_checkpoint_id == (completions[-1].checkpoint_id if completions else 0)
+        assert log.last_epoch == (completions[-1].epoch if completions else 0)
+
+    @invariant()
+    def the_newest_checkpoint_and_its_lineage_are_those_of_the_history(self) -> None:
+        log = self.read()
+        lineage = self.lineage()
+        assert (log.newest.checkpoint_id if log.newest else None) == (lineage[0] if lineage else None)
+        expected = [each for each in lineage if each in log.retained]
+        reachable = [record.checkpoint_id for record in log.lineage()]
+        assert reachable == expected
+
+    @invariant()
+    def what_is_retained_has_its_record_in_the_log(self) -> None:
+        log = self.read()
+        assert all(log.completed(checkpoint_id) is not None for checkpoint_id in log.retained)
+        assert not log.lineage() or log.lineage()[0] == log.newest
+
+    @invariant()
+    def a_log_that_was_appended_to_is_the_one_that_is_read(self) -> None:
+        appended = DecisionLog()
+        for record in self.history:
+            appended.append(record)
+        assert state_of(appended) == state_of(self.read())
+
+    @invariant()
+    def generations_ids_and_epochs_only_grow(self) -> None:
+        openings = [record for record in self.history if isinstance(record, GenerationOpened)]
+        assert [record.generation for record in openings] == list(range(1, len(openings) + 1))
+        completions = [record for record in self.history if isinstance(record, CheckpointCompleted)]
+        for before, after in pairwise(completions):
+            assert after.checkpoint_id > before.checkpoint_id
+            assert after.epoch > before.epoch
+
+    @invariant()
+    def a_generation_completes_nothing_after_the_next_was_opened(self) -> None:
+        generations = [record.generation for record in self.history]
+        assert generations == sorted(generations)
+
+    @rule()
+    def a_superseded_run_can_propose_nothing(self) -> None:
+        """A generation that the log has left behind proposes no completion, by a log that knows of it."""
+        log = self.read()
+        if log.generation > 1:
+            with unchanged(log), pytest.raises(Superseded):
+                propose(log, self.next_id + 1, generation=log.generation - 1, epoch=self.next_id + 9)
+
+
+TestDecisionLogAgainstAModel = DecisionLogAgainstAModel.TestCase
+TestDecisionLogAgainstAModel.settings = search(100, steps=50)

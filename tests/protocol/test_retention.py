@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.protocol.logs import complete, log_with, open_generation, propose
+from tests.protocol.search import search
+from tests.protocol.unchanged import unchanged
+from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog
+from tidegate.protocol.retention import StoredFile, deletable, retained_after
+
+NOTHING: frozenset[str] = frozenset()
+
+which = st.integers(0, 9)
+
+
+class TestWhatIsRetained:
+    @pytest.mark.parametrize(
+        ("most", "retained"), [(1, (4,)), (2, (3, 4)), (3, (2, 3, 4)), (4, (1, 2, 3, 4)), (9, (1, 2, 3, 4))]
+    )
+    def test_the_new_one_and_the_newest_before_it(self, most: int, retained: tuple[int, ...]) -> None:
+        log = log_with(1, 2, 3)
+        with unchanged(log):
+            assert retained_after(log, 4, most) == retained
+
+    def test_the_first_checkpoint_retains_itself(self) -> None:
+        assert retained_after(log_with(), 1, 3) == (1,)
+
+    def test_one_that_was_skipped_as_damaged_is_not_retained_further(self) -> None:
+        log = log_with(1, 2)
+        open_generation(log, base=1)
+        assert retained_after(log, 3, 3) == (1, 3)
+
+    def test_what_was_dropped_does_not_come_back(self) -> None:
+        log = log_with(1, 2, 3, max_retained=2)
+        assert retained_after(log, 4, 4) == (2, 3, 4)
+
+    def test_checkpoints_that_failed_push_no_good_one_out(self) -> None:
+        log = log_with(1)
+        # Whatever was triggered and aborted between 1 and 90 left no record.
+        assert retained_after(log, 90, 2) == (1, 90)
+        assert log.retained == (1,)
+
+
+def files(*paths: str, generation: int = 1) -> list[StoredFile]:
+    return [StoredFile(path, generation) for path in paths]
+
+
+class TestWhatMayBeDeleted:
+    REFERENCES: Final = {1: frozenset({"a", "shared"}), 2: frozenset({"b", "shared"})}
+
+    def test_a_file_that_nothing_refers_to_is_deleted(self) -> None:
+        stored = files("a", "b", "orphan", "shared")
+        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, NOTHING) == files("orphan")
+
+    def test_what_a_checkpoint_alone_referred_to_goes_with_it_and_what_is_shared_stays(self) -> None:
+        log = log_with(1, 2, max_retained=1)
+        assert deletable(log, 1, self.REFERENCES, files("a", "b", "shared"), NOTHING) == files("a")
+
+    def test_a_file_that_is_in_use_is_not_deleted(self) -> None:
+        stored = files("running", "orphan")
+        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, frozenset({"running"})) == files(
+            "orphan"
+        )
+
+    def test_a_file_of_a_newer_generation_is_not_deleted(self) -> None:
+        stored = [StoredFile("old", 1), StoredFile("own", 2), StoredFile("newer", 3)]
+        found = deletable(log_with(1, 2), 2, self.REFERENCES, stored, NOTHING)
+        assert found == [StoredFile("old", 1), StoredFile("own", 2)]
+
+    @pytest.mark.parametrize("unknown", [1, 2])
+    def test_if_the_references_of_one_retained_checkpoint_are_not_known_nothing_is_deleted(
+        self, unknown: int
+    ) -> None:
+        known = {number: paths for number, paths in self.REFERENCES.items() if number != unknown}
+        assert deletable(log_with(1, 2), 1, known, files("orphan"), NOTHING) == []
+
+    def test_the_references_of_one_that_is_not_retained_need_not_be_known_and_protect_nothing(self) -> None:
+        log = log_with(1, 2, max_retained=1)
+        assert deletable(log, 1, {2: frozenset({"b"})}, files("a", "b"), NOTHING) == files("a")
+        assert deletable(log, 1, self.REFERENCES, files("a", "b"), NOTHING) == files("a")
+
+    def test_one_that_was_skipped_as_damaged_keeps_its_files_while_it_is_retained(self) -> None:
+        log = log_with(1, 2)
+        open_generation(log, base=1)
+        assert deletable(log, 2, self.REFERENCES, files("a", "b", "shared"), NOTHING) == []
+        complete(log, 3)
+        references = self.REFERENCES | {3: frozenset({"a"})}
+        assert deletable(log, 2, references, files("a", "b", "shared"), NOTHING) == files("b")
+
+    def test_asking_changes_nothing(self) -> None:
+        log = log_with(1, 2)
+        with unchanged(log, self.REFERENCES):
+            deletable(log, 1, self.REFERENCES, files("orphan"), NOTHING)
+
+
+class Run:
+    """A run with the log as it knows it. One that was superseded may live on and go on cleaning up."""
+
+    def __init__(self, generation: int, log: DecisionLog) -> None:
+        self.generation = generation
+        self.log = log
+        self.own_files: set[str] = set()
+        self.under_way: frozenset[str] = NOTHING
+        self.undecided: CheckpointCompleted | None = None
+
+    @property
+    def in_use(self) -> frozenset[str]:
+        return self.under_way | self.own_files
+
+
+class RetentionAgainstAModel(RuleBasedStateMachine):
+    """Several runs write, complete and clean up. The log in full is `history`."""
+
+    @initialize(most=st.integers(1, 3))
+    def start(self, most: int) -> None:
+        self.max_retained = most
+        self.history: list[Decision] = []
+        self.stored: dict[str, int] = {}
+        self.references: dict[int, frozenset[str]] = {}
+        self.next_id = 1
+        self.runs: list[Run] = []
+        self.a_run_takes_over()
+
+    def read(self) -> DecisionLog:
+        return DecisionLog.from_records(self.history)
+
+    @precondition(lambda self: len(self.runs) < 4)
+    @rule()
+    def a_run_takes_over(self) -> None:
+        log = self.read()
+        opening = log.opening("run", None if log.newest is None else log.newest.checkpoint_id)
+        self.history.append(opening)
+        log.append(opening)
+        self.runs.append(Run(opening.generation, log))
+
+    @rule(number=which, count=st.integers(1, 3))
+    def a_run_writes(self, number: int, count: int) -> None:
+        run = self.runs[-1 - number % len(self.runs)]
+        for _ in range(count):
+            path = f"g{run.generation}/{len(self.stored)}-{self.next_id}"
+            self.next_id += 1
+            self.stored[path] = run.generation
+            run.own_files.add(path)
+
+    @rule(number=which, share=st.integers(0, 7))
+    def a_run_is_done_with_some_of_its_files(self, number: int, share: int) -> None:
+        run = self.runs[-1 - number % len(self.runs)]
+        run.own_files = {path for path in run.own_files if hash_of(path) % 8 >= share}
+
+    @rule(share=st.integers(0, 7), also_decided=st.booleans())
+    def the_newest_run_claims_a_slot(self, share: int, also_decided: bool) -> None:
+        """The checkpoint refers to files of its run and of its parent. Its outcome may not be known yet."""
+        run = self.runs[-1]
+        if run.undecided is not None:
+            return
+        parent = run.log.newest
+        candidates = run.own_files | (NOTHING if parent is None else self.references[parent.checkpoint_id])
+        run.under_way = frozenset(path for path in candidates if hash_of(path) % 8 >= share)
+        self.next_id += 1
+        run.undecided = propose(
+            run.log, self.next_id, generation=run.generation, max_retained=self.max_retained
+        )
+        self.references[self.next_id] = run.under_way
+        self.history.append(run.undecided)
+        if also_decided:
+            self.a_run_learns_that_it_has_won(0)
+
+    @rule(number=which)
+    def a_run_learns_that_it_has_won(self, number: int) -> None:
+        run = self.runs[-1 - number % len(self.runs)]
+        if run.undecided is not None:
+            run.log.append(run.undecided)
+            run.undecided = None
+            run.under_way = NOTHING
+
+    @rule(number=which, unknown=st.sets(which, max_size=1), is_whole=st.booleans())
+    def a_run_cleans_up(self, number: int, unknown: set[int], is_whole: bool) -> None:
+        run = self.runs[-1 - number % len(self.runs)]
+        hidden = set() if is_whole else {each for each in run.log.retained if each % 10 in unknown}
+        known = {each: paths for each, paths in self.references.items() if each not in hidden}
+        stored = [StoredFile(path, generation) for path, generation in self.stored.items()]
+        unneeded = deletable(run.log, run.generation, known, stored, run.in_use)
+        assert not (hidden and unneeded)
+        needed = run.in_use.union(*(self.references[each] for each in run.log.retained))
+        for file in unneeded:
+            assert file.generation <= run.generation
+            assert file.path not in run.in_use
+            del self.stored[file.path]
+        if not hidden:
+            left = {path for path, generation in self.stored.items() if generation <= run.generation}
+            assert left <= needed, "garbage was left"
+
+    @invariant()
+    def the_newest_checkpoint_is_retained(self) -> None:
+        log = self.read()
+        assert log.newest is None or log.newest.checkpoint_id in log.retained
+        assert len(log.retained) <= self.max_retained
+
+    @invariant()
+    def every_file_of_every_retained_checkpoint_is_there(self) -> None:
+        for checkpoint_id in self.read().retained:
+            assert self.references[checkpoint_id] <= self.stored.keys()
+
+    @invariant()
+    def every_file_that_the_newest_run_needs_is_there(self) -> None:
+        assert self.runs[-1].in_use <= self.stored.keys()
+
+
+def hash_of(path: str) -> int:
+    return sum(path.encode())
+
+
+TestRetentionAgainstAModel = RetentionAgainstAModel.TestCase
+TestRetentionAgainstAModel.settings = search(100, steps=40)

@@ -1,0 +1,244 @@
+"""What each layer may import (DESIGN: "Layers, and what each may import")."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+import tidegate
+
+SOURCE = Path(tidegate.__file__).parent
+ROOT = "tidegate"  # the package's own __init__: the public names
+
+ANY = None
+CORE = {"errors", "protocol"}
+BELOW_SPARK = CORE | {"storage", "cluster"}
+BELOW_TOP = BELOW_SPARK | {"spark", "sinks"}
+
+
+class Layer(NamedTuple):
+    layers: set[str]
+    """The other layers that it may import."""
+    packages: set[str] | None
+    """The packages from outside, beside the standard library, that it may import."""
+    is_pure: bool = False
+
+
+LAYERS = {
+    "errors": Layer(layers=set(), packages=set()),
+    "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
+    "testing": Layer(layers=CORE, packages={"msgspec"}),
+    "storage": Layer(layers=CORE, packages=ANY),
+    "cluster": Layer(layers=CORE, packages=ANY),
+    "spark": Layer(layers=BELOW_SPARK, packages=ANY),
+    "sinks": Layer(layers=BELOW_SPARK, packages=ANY),
+    ROOT: Layer(layers=BELOW_TOP, packages=ANY),
+    "cli": Layer(layers=BELOW_TOP | {"testing", ROOT}, packages=ANY),
+    "dashboard": Layer(layers=BELOW_TOP | {ROOT}, packages=ANY),
+}
+
+# What a pure layer may not know of, though the standard library has it.
+IMPURE = {
+    "clocks": {"datetime", "sched", "time", "zoneinfo"},
+    "chance": {"random", "secrets", "uuid"},
+    "threads": {"_thread", "asyncio", "concurrent", "queue", "threading"},
+    "processes": {"ctypes", "multiprocessing", "os", "platform", "signal", "subprocess", "sys"},
+    "files": {"fcntl", "glob", "io", "mmap", "pathlib", "shelve", "shutil", "sqlite3", "tempfile"},
+    "the network": {"http", "select", "selectors", "socket", "socketserver", "ssl", "urllib"},
+    "what lies around": {"importlib", "locale", "logging", "warnings"},
+}
+
+UNKNOWABLE = "<a name that is computed>"
+
+
+def violations(module: str, source: str, *, is_package: bool = False) -> list[str]:
+    """What this source, as this module, imports against the table."""
+    own = _layer_of(module)
+    layer = LAYERS[own]
+    found = []
+    for line, imported in _imports(source, module if is_package else module.rpartition(".")[0]):
+        top = imported.partition(".")[0]
+        if top == ROOT:
+            target = _layer_of(imported)
+            wrong = target != own and target not in layer.layers
+        elif imported == UNKNOWABLE:
+            wrong = layer.packages is not ANY
+        elif top in sys.stdlib_module_names:
+            wrong = layer.is_pure and any(top in kind for kind in IMPURE.values())
+        else:
+            wrong = layer.packages is not ANY and top not in layer.packages
+        if wrong:
+            found.append(f"{module}:{line}: {own} may not import {imported}")
+    return found
+
+
+def _layer_of(name: str) -> str:
+    second = name.split(".")[1:2]
+    return second[0] if second and second[0] in LAYERS else ROOT
+
+
+def _imports(source: str, package: str) -> Iterator[tuple[int, str]]:
+    """Every name that is imported anywhere in the source, absolute, with its line."""
+    tree = ast.parse(source)
+    importing = {"import_module", "__import__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            importing |= {name.asname for name in node.names if name.asname and name.name in importing}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, name.name) for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = _absolute("." * node.level + (node.module or ""), package)
+            yield from ((node.lineno, f"{start}.{name.name}") for name in node.names)
+        elif isinstance(node, ast.Call) and _called(node) in importing:
+            yield node.lineno, _dynamic(node, package)
+
+
+def _called(call: ast.Call) -> str:
+    if isinstance(call.func, ast.Attribute):
+        return call.func.attr
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _dynamic(call: ast.Call, package: str) -> str:
+    given = [*call.args[:1], *(keyword.value for keyword in call.keywords if keyword.arg == "name")]
+    if given and isinstance(given[0], ast.Constant) and isinstance(given[0].value, str):
+        return _absolute(given[0].value, package)
+    return UNKNOWABLE
+
+
+def _absolute(name: str, package: str) -> str:
+    stripped = name.lstrip(".")
+    level = len(name) - len(stripped)
+    if level == 0:
+        return name
+    start = package.split(".")[: len(package.split(".")) - level + 1]
+    return ".".join([*start, stripped] if stripped else start)
+
+
+def _modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = _modules()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_module_imports_only_what_its_layer_may(module: str) -> None:
+    path = MODULES[module]
+    source = path.read_text(encoding="utf-8")
+    assert violations(module, source, is_package=path.name == "__init__.py") == []
+
+
+def test_every_package_of_the_source_is_a_layer_of_the_table() -> None:
+    assert {"tidegate", "tidegate.errors", "tidegate.protocol.aligner"} <= MODULES.keys()
+    found = {module.split(".")[1] for module in MODULES if "." in module}
+    assert found <= LAYERS.keys()
+
+
+def test_nobody_imports_the_command_line_or_the_dashboard() -> None:
+    tops = {"cli", "dashboard"}
+    assert {name: layer.layers & tops for name, layer in LAYERS.items() if layer.layers & tops} == {}
+
+
+def test_the_table_has_no_cycle() -> None:
+    below = {name: set(layer.layers) for name, layer in LAYERS.items()}
+    while below:
+        lowest = {name for name, layers in below.items() if not layers & below.keys()}
+        assert lowest, f"these import each other: {sorted(below)}"
+        below = {name: layers for name, layers in below.items() if name not in lowest}
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "imported"),
+    [
+        ("tidegate.protocol.aligner", "import time", "time"),
+        ("tidegate.protocol.aligner", "from datetime import datetime", "datetime.datetime"),
+        ("tidegate.protocol.aligner", "import os.path as paths", "os.path"),
+        ("tidegate.protocol.aligner", "import enum, random", "random"),
+        ("tidegate.protocol.aligner", "def cut():\n    import threading", "threading"),
+        ("tidegate.protocol.aligner", "class Aligner:\n    from pathlib import Path", "pathlib.Path"),
+        ("tidegate.protocol.aligner", "try:\n    import asyncio\nexcept ImportError:\n    pass", "asyncio"),
+        ("tidegate.protocol.aligner", "if TYPE_CHECKING:\n    import subprocess", "subprocess"),
+        ("tidegate.protocol.aligner", "import socket", "socket"),
+        ("tidegate.protocol.aligner", "import pyspark", "pyspark"),
+        ("tidegate.protocol.aligner", "from pyspark.sql import types", "pyspark.sql.types"),
+        ("tidegate.protocol.aligner", "import tidegate.storage.paths as p", "tidegate.storage.paths"),
+        ("tidegate.protocol.aligner", "from tidegate.storage import paths", "tidegate.storage.paths"),
+        ("tidegate.protocol.aligner", "from tidegate import storage", "tidegate.storage"),
+        ("tidegate.protocol.aligner", "from tidegate import Pipeline", "tidegate.Pipeline"),
+        ("tidegate.protocol.aligner", "import tidegate", "tidegate"),
+        ("tidegate.protocol.aligner", "from ..storage import paths", "tidegate.storage.paths"),
+        ("tidegate.protocol.aligner", "from .. import storage", "tidegate.storage"),
+        ("tidegate.protocol.aligner", "from ..testing import simulator", "tidegate.testing.simulator"),
+        ("tidegate.protocol.aligner", 'importlib.import_module("time")', "time"),
+        ("tidegate.protocol.aligner", 'loader.import_module(name="tidegate.cli")', "tidegate.cli"),
+        ("tidegate.protocol.aligner", 'import_module("..storage", "tidegate.protocol")', "tidegate.storage"),
+        ("tidegate.protocol.aligner", '__import__("random")', "random"),
+        ("tidegate.protocol.aligner", 'builtins.__import__("random").random()', "random"),
+        ("tidegate.protocol.aligner", "__import__(name)", UNKNOWABLE),
+        ("tidegate.protocol.aligner", 'import_module(f"ti{me}")', UNKNOWABLE),
+        ("tidegate.errors", "import msgspec", "msgspec"),
+        ("tidegate.errors", "from tidegate.protocol import messages", "tidegate.protocol.messages"),
+        ("tidegate.errors", "from .protocol import messages", "tidegate.protocol.messages"),
+        ("tidegate.testing.simulator.world", "import pyspark", "pyspark"),
+        ("tidegate.testing.simulator.world", "from ...cli import app", "tidegate.cli.app"),
+        ("tidegate.storage.manifest", "from tidegate.spark import stage", "tidegate.spark.stage"),
+        ("tidegate.cluster.election", "from tidegate.storage import paths", "tidegate.storage.paths"),
+        ("tidegate.spark.runner", "from tidegate.cli import app", "tidegate.cli.app"),
+        ("tidegate.sinks.delta", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
+        ("tidegate.cli.app", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
+    ],
+)
+def test_the_check_finds_a_forbidden_import_wherever_it_stands(
+    module: str, source: str, imported: str
+) -> None:
+    found = violations(module, source)
+    assert [each.partition(" may not import ")[2] for each in found] == [imported]
+
+
+def test_the_check_sees_through_a_renamed_import_function() -> None:
+    source = 'from importlib import import_module as load\nload("tidegate.cli")'
+    assert violations("tidegate.spark.runner", source) == [
+        "tidegate.spark.runner:2: spark may not import tidegate.cli"
+    ]
+
+
+def test_the_check_resolves_relative_imports_of_a_package_from_the_package_itself() -> None:
+    assert violations("tidegate.protocol", "from . import messages", is_package=True) == []
+    assert violations("tidegate", "from .cli import app", is_package=True) == [
+        "tidegate:1: tidegate may not import tidegate.cli.app"
+    ]
+    assert violations("tidegate.protocol", "from .. import cli", is_package=True) == [
+        "tidegate.protocol:1: protocol may not import tidegate.cli"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("tidegate.protocol.aligner", "import enum, msgspec\nfrom collections import deque"),
+        ("tidegate.protocol.aligner", "from tidegate.errors import ProtocolViolation"),
+        ("tidegate.protocol.aligner", "from tidegate import errors"),
+        ("tidegate.protocol.aligner", "from .messages import Barrier\nfrom . import config"),
+        ("tidegate.protocol.aligner", "from ..errors import ProtocolViolation"),
+        ("tidegate.errors", "from typing import ClassVar"),
+        ("tidegate.testing.simulator.world", "import random, msgspec\nfrom tidegate.protocol import commit"),
+        ("tidegate.storage.manifest", "import obstore, os, time\nfrom tidegate.errors import DamagedLog"),
+        ("tidegate.spark.runner", "import pyspark\nfrom tidegate.storage import paths"),
+        ("tidegate.sinks.delta", "import deltalake\nfrom tidegate.cluster import election"),
+        ("tidegate.cli.app", "import typer\nimport tidegate\nfrom tidegate.testing import simulator"),
+        ("tidegate.cli.app", "import_module(name)"),
+    ],
+)
+def test_the_check_lets_what_is_allowed_pass(module: str, source: str) -> None:
+    assert violations(module, source) == []
