@@ -199,18 +199,14 @@ def test_the_table_has_no_cycle() -> None:
         ("tidegate.cli.app", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
     ],
 )
-def test_the_check_finds_a_forbidden_import_wherever_it_stands(
-    module: str, source: str, imported: str
-) -> None:
+def test_the_check_finds_a_forbidden_import_wherever_it_stands(module: str, source: str, imported: str) -> None:
     found = violations(module, source)
     assert [each.partition(" may not import ")[2] for each in found] == [imported]
 
 
 def test_the_check_sees_through_a_renamed_import_function() -> None:
     source = 'from importlib import import_module as load\nload("tidegate.cli")'
-    assert violations("tidegate.spark.runner", source) == [
-        "tidegate.spark.runner:2: spark may not import tidegate.cli"
-    ]
+    assert violations("tidegate.spark.runner", source) == ["tidegate.spark.runner:2: spark may not import tidegate.cli"]
 
 
 def test_the_check_resolves_relative_imports_of_a_package_from_the_package_itself() -> None:

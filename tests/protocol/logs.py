@@ -46,9 +46,7 @@ def complete(
     claimant: str = "leader",
 ) -> CheckpointCompleted:
     """Append the completion of a checkpoint by the generation that is open."""
-    record = propose(
-        log, checkpoint_id, epoch=epoch, retained=retained, max_retained=max_retained, claimant=claimant
-    )
+    record = propose(log, checkpoint_id, epoch=epoch, retained=retained, max_retained=max_retained, claimant=claimant)
     log.append(record)
     return record
 

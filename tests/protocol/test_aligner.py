@@ -514,9 +514,7 @@ class TestBarriersThatDoNotFit:
         ids=["another epoch", "a full snapshot", "a drain"],
     )
     @pytest.mark.parametrize("unaligned", ALL_MODES)
-    def test_barriers_of_one_checkpoint_must_agree(
-        self, conflicting: Barrier, unaligned: UnalignedMode
-    ) -> None:
+    def test_barriers_of_one_checkpoint_must_agree(self, conflicting: Barrier, unaligned: UnalignedMode) -> None:
         stage = Stage("a", "b", unaligned=unaligned)
         stage.barrier("a", 1)
         with unchanged(stage.aligner), pytest.raises(BarrierConflict, match="'b' sent"):

@@ -95,11 +95,7 @@ class Channel:
     def before(self, checkpoint_id: int) -> int | None:
         """The last segment before the barrier of this checkpoint; None if there is no such barrier."""
         for index, message in enumerate(self.messages):
-            if (
-                isinstance(message, Barrier)
-                and message.checkpoint_id == checkpoint_id
-                and not message.is_cancel
-            ):
+            if isinstance(message, Barrier) and message.checkpoint_id == checkpoint_id and not message.is_cancel:
                 return self.count(index)
         return None
 
@@ -129,9 +125,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         is_sink=st.sampled_from([False] * 5 + [True]),
         batch=st.sampled_from([None, 5]),
     )
-    def start(
-        self, starts: list[int], mode: UnalignedMode, bound: int, is_sink: bool, batch: int | None
-    ) -> None:
+    def start(self, starts: list[int], mode: UnalignedMode, bound: int, is_sink: bool, batch: int | None) -> None:
         self.channels = {f"input{number}": Channel(start) for number, start in enumerate(starts)}
         self.names = list(self.channels)
         self.mode = mode
@@ -174,9 +168,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
 
     @property
     def unconsumed_bytes(self) -> int:
-        return sum(
-            channel.size_bytes(channel.consumed, channel.released) for channel in self.channels.values()
-        )
+        return sum(channel.size_bytes(channel.consumed, channel.released) for channel in self.channels.values())
 
     @property
     def everything_is_consumed(self) -> bool:
@@ -381,9 +373,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
             with unchanged(self.aligner):
                 assert self.aligner.on_barrier(name, barrier, self.now_ms) == [Ignored(name, number, why)]
             return
-        overtaken = {
-            older for older, part in self.active.items() if older < number and name in self.missing(part)
-        }
+        overtaken = {older for older, part in self.active.items() if older < number and name in self.missing(part)}
         actions = self.aligner.on_barrier(name, barrier, self.now_ms)
         assert overtaken == {
             action.checkpoint_id

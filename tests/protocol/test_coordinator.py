@@ -285,9 +285,7 @@ class TestDeciding:
         leader.now_ms += 70
         leader.coordinator.on_slot_won(1, leader.now_ms)
         assert leader.active() == []
-        assert [(each.phase, each.duration_ms) for each in leader.coordinator.history] == [
-            (Phase.COMPLETED, 70)
-        ]
+        assert [(each.phase, each.duration_ms) for each in leader.coordinator.history] == [(Phase.COMPLETED, 70)]
         leader.commit(begin)
         assert leader.coordinator.history[0].phase is Phase.COMMITTED
 
@@ -357,9 +355,7 @@ class TestAborts:
         leader = Leader(CheckpointConfig())
         begin = leader.trigger()
         leader.report(begin, "orders")
-        assert leader.decline(begin) == [
-            Abort(Barrier(1, 1), AbortReason.STAGE_DECLINED, "stage 'paid': disk full")
-        ]
+        assert leader.decline(begin) == [Abort(Barrier(1, 1), AbortReason.STAGE_DECLINED, "stage 'paid': disk full")]
         assert leader.active() == []
         (ended,) = leader.coordinator.history
         assert (ended.phase, ended.abort_reason) == (Phase.ABORTED, AbortReason.STAGE_DECLINED)
@@ -417,9 +413,7 @@ class TestAborts:
         begin = leader.trigger()
         leader.report(begin, "paid")
         assert leader.wait(99) == []
-        assert leader.wait(1) == [
-            Abort(Barrier(1, 1), AbortReason.TIMED_OUT, "no report from orders, revenue")
-        ]
+        assert leader.wait(1) == [Abort(Barrier(1, 1), AbortReason.TIMED_OUT, "no report from orders, revenue")]
         assert leader.active() == []
 
     def test_a_prepared_one_times_out_too(self) -> None:
@@ -635,8 +629,7 @@ class TestSuperseded:
         leader.coordinator.on_superseded(9, 77)
         assert leader.active() == []
         assert [
-            (each.checkpoint_id, each.phase, each.abort_reason, each.ended_ms)
-            for each in leader.coordinator.history
+            (each.checkpoint_id, each.phase, each.abort_reason, each.ended_ms) for each in leader.coordinator.history
         ] == [(number, Phase.ABORTED, AbortReason.SUPERSEDED, 77) for number in (1, 2, 3)]
 
     def test_what_was_completed_stays_completed(self) -> None:

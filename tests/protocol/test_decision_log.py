@@ -39,9 +39,7 @@ def completed(slot: int, checkpoint_id: int, **changed: object) -> CheckpointCom
 
 
 def opened(slot: int, generation: int, **changed: object) -> GenerationOpened:
-    record = GenerationOpened(
-        slot=slot, claimant="leader", generation=generation, base=None, retained=(), log_start=1
-    )
+    record = GenerationOpened(slot=slot, claimant="leader", generation=generation, base=None, retained=(), log_start=1)
     return msgspec.structs.replace(record, **changed)
 
 
@@ -448,9 +446,7 @@ class TestEncoding:
 
     @given(decisions, st.data())
     @search(80)
-    def test_a_record_that_was_cut_short_is_named_and_refused(
-        self, decision: Decision, data: st.DataObject
-    ) -> None:
+    def test_a_record_that_was_cut_short_is_named_and_refused(self, decision: Decision, data: st.DataObject) -> None:
         encoded = encode_decision(decision)
         length = data.draw(st.integers(0, len(encoded) - 1))
         with pytest.raises(DamagedLog, match="record 000004 cannot be read"):

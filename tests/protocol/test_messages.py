@@ -21,9 +21,7 @@ from tidegate.protocol.messages import (
 u64 = st.integers(1, MAX_U64)
 barriers = st.builds(Barrier, u64, u64, st.integers(0, 15).filter(lambda flags: flags & 10 != 10))
 files = st.builds(SegmentFile, st.text(), st.integers(0, 2**50))
-segments = st.builds(
-    Segment, st.integers(1, 2**50), st.integers(0, 2**50), st.lists(files, max_size=4).map(tuple)
-)
+segments = st.builds(Segment, st.integers(1, 2**50), st.integers(0, 2**50), st.lists(files, max_size=4).map(tuple))
 watermarks = st.builds(Watermark, st.integers(-(2**62), 2**62))
 messages: st.SearchStrategy[Message] = st.one_of(barriers, segments, watermarks)
 

@@ -300,9 +300,7 @@ slightly = st.sampled_from([0, 0, 0, 0, 1, -1])
 class QuorumAgainstAModel(RuleBasedStateMachine):
     """The model keeps the answers that counted and works the outcome out from them."""
 
-    @initialize(
-        members=st.lists(st.builds(Member, st.sampled_from(INSTANCES), st.booleans()), min_size=1, max_size=4)
-    )
+    @initialize(members=st.lists(st.builds(Member, st.sampled_from(INSTANCES), st.booleans()), min_size=1, max_size=4))
     def start(self, members: list[Member]) -> None:
         self.members = {member.instance: member for member in members}
         self.quorum = quorum_of(*members)

@@ -132,9 +132,7 @@ class TestADamagedCheckpoint:
         assert asked(log, sinks, intact=(1,), damaged={2: "gone"}) == FenceSinks(3)
 
     @pytest.mark.parametrize("committed", [0, 1])
-    def test_it_is_skipped_where_no_fenced_sink_has_committed_past_the_older_one(
-        self, committed: int
-    ) -> None:
+    def test_it_is_skipped_where_no_fenced_sink_has_committed_past_the_older_one(self, committed: int) -> None:
         log = log_with(1, 2)
         older = log.completed(1)
         assert older is not None

@@ -62,9 +62,7 @@ class TestWhatMayBeDeleted:
 
     def test_a_file_that_is_in_use_is_not_deleted(self) -> None:
         stored = files("running", "orphan")
-        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, frozenset({"running"})) == files(
-            "orphan"
-        )
+        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, frozenset({"running"})) == files("orphan")
 
     def test_a_file_of_a_newer_generation_is_not_deleted(self) -> None:
         stored = [StoredFile("old", 1), StoredFile("own", 2), StoredFile("newer", 3)]
@@ -72,9 +70,7 @@ class TestWhatMayBeDeleted:
         assert found == [StoredFile("old", 1), StoredFile("own", 2)]
 
     @pytest.mark.parametrize("unknown", [1, 2])
-    def test_if_the_references_of_one_retained_checkpoint_are_not_known_nothing_is_deleted(
-        self, unknown: int
-    ) -> None:
+    def test_if_the_references_of_one_retained_checkpoint_are_not_known_nothing_is_deleted(self, unknown: int) -> None:
         known = {number: paths for number, paths in self.REFERENCES.items() if number != unknown}
         assert deletable(log_with(1, 2), 1, known, files("orphan"), NOTHING) == []
 
@@ -161,9 +157,7 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         candidates = run.own_files | (NOTHING if parent is None else self.references[parent.checkpoint_id])
         run.under_way = frozenset(path for path in candidates if hash_of(path) % 8 >= share)
         self.next_id += 1
-        run.undecided = propose(
-            run.log, self.next_id, generation=run.generation, max_retained=self.max_retained
-        )
+        run.undecided = propose(run.log, self.next_id, generation=run.generation, max_retained=self.max_retained)
         self.references[self.next_id] = run.under_way
         self.history.append(run.undecided)
         if also_decided:

@@ -17,8 +17,7 @@ from tidegate.protocol.messages import Barrier, Segment, SegmentFile, Watermark
 from tidegate.protocol.quorum import Ack, Announcement
 
 MODULES = [
-    importlib.import_module(f"{protocol.__name__}.{each.name}")
-    for each in pkgutil.iter_modules(protocol.__path__)
+    importlib.import_module(f"{protocol.__name__}.{each.name}") for each in pkgutil.iter_modules(protocol.__path__)
 ]
 STRUCTS = {
     kind

@@ -16,7 +16,6 @@ from tidegate.errors import DamagedCheckpoint
 from tidegate.parquet import count_rows
 from tidegate.spark.filelog import (
     METADATA,
-    NEVER_COMPACT,
     as_path,
     as_uri,
     is_committed,
@@ -139,42 +138,47 @@ def test_a_file_goes_with_its_checksum(tmp_path: Path) -> None:
 
 # -- what Spark writes ------------------------------------------------------------------------------
 
-FILES = 13
-ROWS_PER_FILE = 6
+BATCHES = 11
+ROWS_PER_FILE = 3
 
 
 class Written:
     """The folders of a query that Spark has run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.input = folder / "in"
+    def __init__(self, folder: Path, source: Path) -> None:
+        self.source = source
         self.checkpoint = folder / "spark"
         self.output = folder / "output"
 
-    def copy_to(self, folder: Path) -> Written:
-        """The same checkpoint, elsewhere, with the same input."""
-        other = Written(folder)
-        other.input = self.input
-        shutil.copytree(self.checkpoint, other.checkpoint)
-        return other
-
     def run(self, spark: SparkSession) -> None:
-        session = StageSessions(spark).of_sources
-        rows = stream(session, self.input, files_per_batch=1)
-        odd = F.element_at(
-            F.array(*(F.lit(name) for name in ODD_NAMES)), (F.col("id") % len(ODD_NAMES) + 1).cast("int")
-        )
-        writer = rows.select("id", odd.alias("key")).writeStream.option("checkpointLocation", str(self.checkpoint))
-        query = writer.partitionBy("key").trigger(availableNow=True).start(str(self.output), "parquet")
-        query.awaitTermination()
+        rows = stream(StageSessions(spark).of_sources, self.source, files_per_batch=1)
+        names = F.array(*(F.lit(name) for name in ODD_NAMES))
+        keyed = rows.select("id", F.element_at(names, (F.col("id") % len(ODD_NAMES) + 1).cast("int")).alias("key"))
+        writer = keyed.writeStream.partitionBy("key").option("checkpointLocation", str(self.checkpoint))
+        writer.trigger(availableNow=True).start(str(self.output), "parquet").awaitTermination()
+
+    def restored(self, folder: Path, as_batch: int) -> Written:
+        """The same query with a fresh output, as if the last batch that it ran had been another."""
+        other = Written(folder, self.source)
+        shutil.copytree(self.checkpoint, other.checkpoint)
+        for log in (other.checkpoint / "offsets", other.checkpoint / "commits"):
+            kept = [(log / str(BATCHES - back)).read_bytes() for back in (2, 1)]
+            shutil.rmtree(log)
+            log.mkdir()
+            for number, data in zip((as_batch - 1, as_batch), kept, strict=True):
+                (log / str(number)).write_bytes(data)
+        seed_sink_log(other.output, as_batch)
+        return other
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Written:
-    """13 batches: Spark's file source has compacted its log once by then."""
-    found = Written(tmp_path_factory.mktemp("written") / "größe 50% a+b k=v it's")
-    write_input(found.input, FILES, ROWS_PER_FILE)
+    """11 batches, after which Spark's file source has compacted its log; then two more files of input."""
+    folder = tmp_path_factory.mktemp("written") / "größe 50% a+b k=v it's"
+    found = Written(folder, folder / "in")
+    write_input(found.source, BATCHES, ROWS_PER_FILE)
     found.run(spark)
+    write_input(found.source, 2, ROWS_PER_FILE, first_file=BATCHES)
     return found
 
 
@@ -182,7 +186,7 @@ def written(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Wr
 @pytest.mark.slow
 def test_the_sink_log_names_the_files_of_every_batch(written: Written) -> None:
     seen: Counter[Path] = Counter()
-    for batch in range(FILES):
+    for batch in range(BATCHES):
         entries = read_sink_log(written.output, batch)
         assert entries
         files = [as_path(entry.path) for entry in entries]
@@ -192,22 +196,14 @@ def test_the_sink_log_names_the_files_of_every_batch(written: Written) -> None:
         seen.update(files)
     assert set(seen) == set(written.output.rglob("*.parquet"))
     assert set(seen.values()) == {1}
-    assert read_sink_log(written.output, FILES) is None
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-def test_we_write_uris_that_spark_writes(written: Written) -> None:
-    """Spark compares them as text when it looks for files that it has seen."""
-    entries = [entry for batch in range(FILES) for entry in read_sink_log(written.output, batch) or ()]
-    assert all(as_path(as_uri(as_path(entry.path))) == as_path(entry.path) for entry in entries)
-    assert len({as_path(entry.path).parent for entry in entries}) == len(ODD_NAMES)
+    assert len({path.parent for path in seen}) == len(ODD_NAMES)
+    assert read_sink_log(written.output, BATCHES) is None
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 def test_offsets_and_source_log_tell_what_every_batch_has_read(written: Written) -> None:
-    for batch in range(FILES):
+    for batch in range(BATCHES):
         assert is_committed(written.checkpoint, batch)
         (source,) = read_offsets(written.checkpoint, batch).sources
         assert source is not None
@@ -215,53 +211,23 @@ def test_offsets_and_source_log_tell_what_every_batch_has_read(written: Written)
         if batch != 9:  # there it is compacted, as the log of a source of the user's may be
             entries = read_source_log(written.checkpoint, 0, batch)
             assert entries is not None
-            assert [as_path(entry.path) for entry in entries] == [written.input / f"{batch:05d}.json"]
+            assert [as_path(entry.path) for entry in entries] == [written.source / f"{batch:05d}.json"]
             assert [entry.batch_id for entry in entries] == [batch]
-    assert not is_committed(written.checkpoint, FILES)
+    assert not is_committed(written.checkpoint, BATCHES)
 
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.parametrize("last", [7, 8, 999_998, 1_000_000_000])
 def test_a_query_that_is_restored_at_a_batch_writes_the_next_into_a_fresh_folder(
-    written: Written, spark: SparkSession, tmp_path: Path
-) -> None:
-    restored = written.copy_to(tmp_path)
-    restored.input = tmp_path / "in"
-    shutil.copytree(written.input, restored.input)
-    # Spark knows its files by their paths: point what it has seen at the copies.
-    for path in (restored.checkpoint / "sources" / "0").iterdir():
-        if not path.name.startswith("."):
-            text = path.read_text(encoding="utf-8")
-            write_whole(path, text.replace(as_uri(written.input), as_uri(restored.input)).split("\n")[1:])
-            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-    seed_sink_log(restored.output, FILES - 1)
-    write_input(restored.input, 2, ROWS_PER_FILE, first_file=FILES)
-    restored.run(spark)
-    shown = [read_sink_log(restored.output, batch) for batch in range(FILES + 3)]
-    assert shown[: FILES - 1] == [None] * (FILES - 1)
-    assert shown[FILES - 1] == []
-    assert shown[FILES + 2] is None
-    files = [as_path(entry.path) for entries in shown[FILES : FILES + 2] for entry in entries or ()]
-    assert sum(count_rows(path) for path in files) == 2 * ROWS_PER_FILE
-    assert set(files) == set(restored.output.rglob("*.parquet"))
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.parametrize("last", [999_998, NEVER_COMPACT - 10])
-def test_a_sink_log_that_was_trimmed_is_never_compacted(
     written: Written, spark: SparkSession, tmp_path: Path, last: int
 ) -> None:
-    """At the batch where Spark compacts it wants every entry since the beginning. A million batches are days."""
-    restored = written.copy_to(tmp_path)
-    for log in ("offsets", "commits"):
-        for path in sorted((restored.checkpoint / log).iterdir()):
-            if path.name == str(FILES - 1):
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
-                path.rename(path.with_name(str(last)))
-            else:
-                remove_file(path)
-    seed_sink_log(restored.output, last)
-    write_input(written.input, 2, ROWS_PER_FILE, first_file=FILES)
+    """Also where Spark would compact its log, for which it wants every entry since the beginning."""
+    restored = written.restored(tmp_path, last)
     restored.run(spark)
-    assert [len(read_sink_log(restored.output, last + more) or ()) for more in (1, 2)] == [ROWS_PER_FILE] * 2
+    assert read_sink_log(restored.output, last - 1) is None
+    assert read_sink_log(restored.output, last) == []
+    files = [as_path(entry.path) for more in (1, 2) for entry in read_sink_log(restored.output, last + more) or ()]
+    assert sum(count_rows(path) for path in files) == 2 * ROWS_PER_FILE
+    assert set(files) == set(restored.output.rglob("*.parquet"))
+    assert not is_committed(restored.checkpoint, last + 3)
