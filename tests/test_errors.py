@@ -10,11 +10,21 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointIncomplete,
     CheckpointInProgress,
+    CheckpointsFailed,
+    DamagedCheckpoint,
     DamagedLog,
+    Fenced,
+    ForeignRoot,
     InvalidConfig,
+    InvalidPipeline,
     InvariantViolation,
     NoCheckpointInProgress,
+    PipelineChanged,
     ProtocolViolation,
+    RecoveryRefused,
+    RootInUse,
+    SinkFailed,
+    StageFailed,
     StoreUnavailable,
     Superseded,
     TidegateError,
@@ -24,6 +34,15 @@ from tidegate.errors import (
 PARENTS: dict[type[TidegateError], type[Exception]] = {
     TidegateError: Exception,
     InvalidConfig: TidegateError,
+    InvalidPipeline: TidegateError,
+    RootInUse: TidegateError,
+    ForeignRoot: TidegateError,
+    PipelineChanged: TidegateError,
+    RecoveryRefused: TidegateError,
+    StageFailed: TidegateError,
+    CheckpointsFailed: TidegateError,
+    SinkFailed: TidegateError,
+    Fenced: SinkFailed,
     CheckpointError: TidegateError,
     CheckpointInProgress: CheckpointError,
     NoCheckpointInProgress: CheckpointError,
@@ -33,6 +52,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     BarrierConflict: ProtocolViolation,
     Superseded: TidegateError,
     DamagedLog: TidegateError,
+    DamagedCheckpoint: TidegateError,
     StoreUnavailable: TidegateError,
     InvariantViolation: TidegateError,
 }
@@ -65,7 +85,14 @@ def test_every_error_of_the_module_is_in_the_tree() -> None:
 
 def test_a_retry_helps_only_where_waiting_changes_something() -> None:
     helped = {kind for kind in PARENTS if kind.retry_helps}
-    assert helped == {CheckpointInProgress, CheckpointIncomplete, StoreUnavailable}
+    assert helped == {
+        CheckpointInProgress,
+        CheckpointIncomplete,
+        StoreUnavailable,
+        RootInUse,
+        StageFailed,
+        CheckpointsFailed,
+    }
 
 
 def test_an_incomplete_checkpoint_says_which_stages_it_waits_for() -> None:

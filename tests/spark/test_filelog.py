@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from tidegate.parquet import count_rows
 
 from tests.spark.harness import stream, write_input
 from tidegate.errors import DamagedCheckpoint
-from tidegate.parquet import count_rows
 from tidegate.spark.filelog import (
     METADATA,
     as_path,

@@ -20,10 +20,10 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.transaction import AddAction
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
-from tidegate.parquet import read_footer
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, StagedFile
+from tidegate.storage.parquet import read_footer
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

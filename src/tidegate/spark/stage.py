@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint, StageFailed
-from tidegate.parquet import count_rows
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -49,6 +48,7 @@ from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
+from tidegate.storage.parquet import count_rows
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
