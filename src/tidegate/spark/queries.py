@@ -118,7 +118,8 @@ def start(
     if definition.output_mode != "append":
 
         def write(batch: DataFrame, batch_id: int) -> None:
-            batch.write.mode("overwrite").parquet(str(output / f"{BATCH_FOLDER}{batch_id}"))
+            writing = batch.write.mode("overwrite").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+            writing.parquet(str(output / f"{BATCH_FOLDER}{batch_id}"))
 
         return writer.foreachBatch(write).start()
     if definition.sink is not None and definition.sink.partition_by:

@@ -17,7 +17,7 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -86,8 +86,7 @@ def run_pipeline(
     settings.config()
     folder = Path(root).absolute()
     existed = folder.exists()
-    lock = nullcontext() if settings.take_over else RootLock(folder / "lock")
-    with lock, _stopping() as stop:
+    with RootLock(folder / "lock", take_over=settings.take_over), _stopping() as stop:
         session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
         run = _Run(pipeline, definitions, Root(folder, pipeline.name), session, settings, view, stop)
         try:

@@ -148,6 +148,7 @@ class RunningStage:
         self._staged: list[StagedFile] = []
         self._written_segments: deque[Segment] = deque()
         self._unreclaimed: list[str] = []
+        self._trimmed_at = self.batch
         self._known: dict[str, dict[int, Segment]] = {name: {} for name in definition.inputs}
         if start is not None and start.committable is not None:
             # What the table does not show yet is sealed again, until the table says that it does.
@@ -255,7 +256,9 @@ class RunningStage:
         for name, position in moved.items():
             self._forget_consumed(name, position)
         self._execute(self.aligner.on_committed(batch, moved, now_ms))
-        if batch % _TRIM_EVERY == 0 and not self._parts:
+        # Not while a snapshot may still want an entry.
+        if batch - self._trimmed_at >= _TRIM_EVERY and not self._parts:
+            self._trimmed_at = batch
             self._trim(offsets.sources)
 
     def _moved(self, sources: Iterable[str | None]) -> dict[str, int]:
