@@ -24,13 +24,13 @@ from pyspark.sql.types import (
 )
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
-from tidegate.parquet import read_footer
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import delta
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, StagedFile
 from tidegate.sinks.delta import DeltaTable
+from tidegate.storage.parquet import read_footer
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from tidegate.parquet import count_rows
 
 from tests.spark.harness import stream, write_input
 from tidegate.errors import DamagedCheckpoint
@@ -29,6 +28,7 @@ from tidegate.spark.filelog import (
     write_whole,
 )
 from tidegate.spark.session import StageSessions
+from tidegate.storage.parquet import count_rows
 
 ODD_NAMES = ["plain", "a b", "größe", "50%", "a%20b", "a+b", "k=v", "a#b", "a?b", "日本", "it's", "a&b;c,d@e", "~x"]
 

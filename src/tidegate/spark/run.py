@@ -86,14 +86,17 @@ def run_pipeline(
     settings.config()
     folder = Path(root).absolute()
     existed = folder.exists()
-    with RootLock(folder / "lock", take_over=settings.take_over), _stopping() as stop:
+    with RootLock(folder / "lock", take_over=settings.take_over):
+        root_of_run = Root(folder, pipeline.name)
         session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
-        run = _Run(pipeline, definitions, Root(folder, pipeline.name), session, settings, view, stop)
-        try:
-            run.run()
-        finally:
-            if not existed and not run.has_opened:
-                shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
+        # After the session: PySpark takes Ctrl-C for itself when it starts one.
+        with _stopping() as stop:
+            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop)
+            try:
+                run.run()
+            finally:
+                if not existed and not run.has_opened:
+                    shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
 
 class _Stop:
