@@ -25,6 +25,7 @@ HOPS: Final = 3
 _ROW_SINK: Final = "paid"
 _SCHEMA: Final = "id long, country string, amount double, ts timestamp"
 _COUNTRIES: Final = 20
+_WARM_UP_FILES: Final = 20
 _ROWS_PER_EVENT_SECOND: Final = 5_000
 _START_US: Final = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
@@ -98,6 +99,13 @@ def _input_files(files: int, rows_per_file: int) -> tuple[Path, ...]:
     return tuple(paths)
 
 
+@cache
+def warm_up() -> None:
+    """The JVM runs a query's code several times faster once it has run it for a while: not to be measured."""
+    for variant in (Variant.TUNED, Variant.TIDEGATE):
+        _drop_files(variant, _WARM_UP_FILES)
+
+
 class Throughput(msgspec.Struct, frozen=True):
     rows_per_s: float
     control_share: float
@@ -106,12 +114,13 @@ class Throughput(msgspec.Struct, frozen=True):
 
 def measure_throughput(variant: Variant, feed: Feed) -> Throughput:
     """From the moment that all input is there until every query has committed all of it."""
+    warm_up()
     files = _input_files(feed.files, feed.rows_per_file)
-    (warm_up,) = _input_files(1, 100)
+    (first,) = _input_files(1, 100)
     with temporary_folder() as folder:
         source = Input(folder / "input")
         with open_run(variant, chain(source.folder, folder / "tables", feed.files_per_batch), folder) as run:
-            source.offer(warm_up)
+            source.offer(first)
             run.await_consumed(100)
             busy_before = run.poll_s if isinstance(run, TidegateRun) else 0.0
             started = time.perf_counter()
@@ -132,14 +141,20 @@ def _check_rows(run: Run, expected: int) -> None:
 
 def measure_latency(variant: Variant, files: int) -> float:
     """Milliseconds per hop, p50: from a file's appearance to the commit of its row by the last hop's batch."""
+    warm_up()
+    return statistics.median(_drop_files(variant, files)) * 1_000 / HOPS
+
+
+def _drop_files(variant: Variant, files: int) -> list[float]:
+    """Seconds that each of some files of one row takes through the chain, one after the other."""
     (file,) = _input_files(1, 1)
     chance = random.Random(0)
+    took: list[float] = []
     with temporary_folder() as folder:
         source = Input(folder / "input")
         with open_run(variant, chain(source.folder, folder / "tables", 1), folder) as run:
             source.offer(file)
             run.await_consumed(1)
-            took: list[float] = []
             for number in range(files):
                 # So that files meet checkpoints and pauses of the queries at all their phases.
                 time.sleep(0.1 + 0.1 * chance.random())
@@ -149,11 +164,12 @@ def measure_latency(variant: Variant, files: int) -> float:
                 run.await_batch(_ROW_SINK, awaited)
                 took.append(time.perf_counter() - started)
                 run.await_consumed(number + 2)
-    return statistics.median(took) * 1_000 / HOPS
+    return took
 
 
 def measure_restart(variant: Variant, restarts: int) -> float:
     """Seconds from a start in a warm JVM to the first batch that every query has committed; a file waits for them."""
+    warm_up()
     (file,) = _input_files(1, 100)
     took: list[float] = []
     with temporary_folder() as folder:

@@ -95,33 +95,35 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float) -> StateC
             run.await_consumed(keys.rows)
             _change(source, keys, settle_s)
             run.await_checkpoint_of_all()
-            before = _newest(run)
             seen = _change(source, keys, counted_s, run)
-            run.await_checkpoint_of_all()
-            state = run.checkpoint_folder(_STAGE) / "state"
-            counted = {each: seen[each] for each in sorted(seen) if each > before.checkpoint_id}
+            before, *counted = sorted(seen.values(), key=lambda each: each.written_ns)
             if not counted:
                 raise WrongWork(f"no checkpoint of {state_bytes} bytes of state was completed in {counted_s} s")
-            after = counted[max(counted)][0]
-            changed = _bytes_between(state, _cut_at(run, before), _cut_at(run, after))
+            state = run.checkpoint_folder(_STAGE) / "state"
+            changed = _bytes_between(state, before.written_ns, counted[-1].written_ns)
     _unload_state_stores()
-    manifests = [manifest for manifest, _ in counted.values()]
+    manifests = [each.manifest for each in counted]
     durations = [manifest.duration_ms for manifest in manifests]
     return StateCost(
         checkpoints=len(counted),
         duration_ms=statistics.median(durations),
         longest_ms=max(durations),
         snapshot_ms=statistics.median(manifest.stages[_STAGE].snapshot_ms for manifest in manifests),
-        written_bytes=sum(manifest.stages[_STAGE].new_bytes + size for manifest, size in counted.values()),
+        written_bytes=sum(manifest.stages[_STAGE].new_bytes for manifest in manifests)
+        + sum(each.size_bytes for each in counted),
         changed_bytes=changed,
     )
 
 
-def _change(
-    source: Input, keys: _Keys, seconds: float, run: TidegateRun | None = None
-) -> dict[int, tuple[Manifest, int]]:
-    """Offer a little at a fixed rate. Returns the manifests that appeared meanwhile, with their sizes."""
-    seen: dict[int, tuple[Manifest, int]] = {}
+class _Seen(msgspec.Struct, frozen=True):
+    manifest: Manifest
+    size_bytes: int
+    written_ns: int
+
+
+def _change(source: Input, keys: _Keys, seconds: float, run: TidegateRun | None = None) -> dict[str, _Seen]:
+    """Offer a little at a fixed rate. Returns the manifests that are there or appear meanwhile."""
+    seen: dict[str, _Seen] = {}
     started = time.monotonic()
     number = 0
     while (due := started + number * _CHANGE_EVERY_S) < started + seconds:
@@ -133,20 +135,10 @@ def _change(
         if run is not None:
             for path in run.manifests().glob("*.json"):
                 with suppress(FileNotFoundError):  # no longer retained
-                    data = path.read_bytes()
-                    manifest = msgspec.json.decode(data, type=Manifest)
-                    seen.setdefault(manifest.checkpoint_id, (manifest, len(data)))
+                    if path.name not in seen:
+                        data, written_ns = path.read_bytes(), path.stat().st_mtime_ns
+                        seen[path.name] = _Seen(msgspec.json.decode(data, type=Manifest), len(data), written_ns)
     return seen
-
-
-def _newest(run: TidegateRun) -> Manifest:
-    return msgspec.json.decode(max(run.manifests().glob("*.json")).read_bytes(), type=Manifest)
-
-
-def _cut_at(run: TidegateRun, manifest: Manifest) -> int:
-    """When the batch was committed at which the stage was cut, in nanoseconds."""
-    path = run.checkpoint_folder(_STAGE) / "commits" / str(manifest.stages[_STAGE].cut)
-    return path.stat().st_mtime_ns
 
 
 def _bytes_between(state: Path, after_ns: int, until_ns: int) -> int:

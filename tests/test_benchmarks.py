@@ -31,14 +31,38 @@ PROTOCOL_CASES = {
 }
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+SPARK_CASES = {
+    **{
+        f"{batches} batches: {what}": 1
+        for batches in ("large", "small")
+        for what in (
+            "plain, default settings",
+            "plain, tuned settings",
+            "tidegate",
+            "tidegate / plain, default settings",
+            "tidegate / plain, tuned settings",
+            "control thread",
+        )
+    },
+    **{f"latency per hop: {what}": 1 for what in ("plain, tuned settings", "tidegate", "added")},
+    **{f"restart: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
+    "checkpoint": 3,
+    "checkpoint time growth": 1,
+    "checkpoint, longest": 3,
+    "snapshot": 3,
+    "written per checkpoint": 3,
+    "checkpoint written / changed": 3,
+}
+
+
+def run(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=timeout_s,
     )
 
 
@@ -66,15 +90,49 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
     check_protocol_results(parse(ran.stdout))
 
 
-def test_without_a_name_all_benchmarks_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_tiny_run_on_spark_measures_every_case_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TMPDIR", str(temporary))
+        ran = run("spark", *TINY, "--json", timeout_s=900)
+    assert ran.returncode == 0, ran.stderr
+    results = parse(ran.stdout)
+    assert Counter(result["name"] for result in results) == SPARK_CASES
+    assert all(result["benchmark"] == "spark" and "wall clock" in result["clock"] for result in results)
+    assert all(result["median"] > 0 for result in results if result["unit"] in ("rows/s", "s", "kB"))
+    assert sum(result["target"] is not None for result in results) == 10
+    assert not list(temporary.glob("tidegate-*"))
+
+
+def test_without_a_name_all_benchmarks_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_spark = {name: benchmark for name, benchmark in BENCHMARKS.items() if name != "spark"}
+    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", without_spark)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
     check_protocol_results([line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"])
     table = capsys.readouterr().out
-    for name in BENCHMARKS:
+    for name in without_spark:
         assert f"{name}: " in table
     assert "aligner, 100 inputs" in table
+    assert "scale 0.01" in table
     assert "cores, CPython" in table
+
+
+def test_a_quick_run_is_one_round_of_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    scales: list[float] = []
+
+    def cases(scale: float) -> list[Case | Derived]:
+        scales.append(scale)
+        return [Case("ebb", {}, "ms", lambda: 1.0)]
+
+    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", {"tides": Benchmark("about tides", "how", 5, cases)})
+    assert main(["tides", "--quick", "--scale", "0.5"]) == 0
+    assert scales == [0.05]
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

@@ -165,7 +165,8 @@ def test_a_partition_column_that_the_stage_does_not_have_is_refused_before_anyth
 
 
 def test_one_partition_column_may_be_given_as_its_name(tmp_path: Path) -> None:
-    assert DeltaTable(tmp_path, partition_by="key").partition_by == ("key",)
+    name: Any = "key"
+    assert DeltaTable(tmp_path, partition_by=name).partition_by == ("key",)
 
 
 def test_a_type_that_a_delta_table_cannot_hold_is_refused_with_the_stages_name(tmp_path: Path) -> None:
@@ -190,10 +191,20 @@ def test_a_commit_is_one_version_however_many_files(table: Table) -> None:
     assert table.ids() == [0, 1, 2, 3, 4]
 
 
-def test_an_epoch_without_rows_is_committed_too(table: Table) -> None:
-    assert table.commit(1, [], through=0) is CommitAnswer.COMMITTED
+def test_an_idle_pipeline_makes_no_versions_of_its_tables(table: Table) -> None:
+    table.commit(1, [table.stage(0, [1])], through=0)
+    for epoch in range(2, 6):
+        assert table.commit(epoch, [], through=epoch) is CommitAnswer.COMMITTED
+    assert table.version() == 1
     assert table.sink.facts(OWNER) == SinkFacts(1, 0)
-    assert table.rows() == []
+
+
+def test_an_epoch_that_has_nothing_new_makes_no_version(table: Table) -> None:
+    files = [table.stage(0, [1])]
+    table.commit(1, files, through=0)
+    assert table.commit(2, [*files, table.stage(1, [])], through=1) is CommitAnswer.COMMITTED
+    assert table.version() == 1
+    assert table.ids() == [1]
 
 
 def test_a_file_without_rows_is_not_added(table: Table) -> None:
@@ -348,7 +359,7 @@ def test_a_table_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
 
 
 def test_facts_are_the_last_epoch_and_the_fence_of_this_owner(table: Table) -> None:
-    table.commit(4, [], through=0)
+    table.commit(4, [table.stage(0, [1])], through=0)
     table.sink.fence(OWNER, 3)
     assert table.sink.facts(OWNER) == SinkFacts(4, 3)
     assert table.sink.facts("shop/returns") == SinkFacts(0, 0)
@@ -368,6 +379,8 @@ def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) ->
     table.sink.fence(OWNER, 3)
     with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
         table.commit(1, files, through=0, generation=2)
+    with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
+        table.commit(1, [], through=0, generation=2)
     assert table.rows() == []
     assert table.commit(1, files, through=0, generation=3) is CommitAnswer.COMMITTED
     assert table.commit(2, [], through=1, generation=4) is CommitAnswer.COMMITTED

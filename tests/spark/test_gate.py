@@ -31,7 +31,9 @@ ROWS_PER_SEGMENT = 3
 
 def named(sequence: int, files: int = 1) -> Segment:
     """A segment whose files nobody reads."""
-    return Segment(sequence, sequence, tuple(SegmentFile(f"{sequence}-{number}.parquet", 10) for number in range(files)))
+    return Segment(
+        sequence, sequence, tuple(SegmentFile(f"{sequence}-{number}.parquet", 10) for number in range(files))
+    )
 
 
 def entries(gate: Gate) -> dict[str, list[int]]:

@@ -181,10 +181,13 @@ WRONG_SHAPES: dict[Callable[[tg.Pipeline], None], tuple[str, ...]] = {
 def test_a_shape_that_cannot_be_is_refused_before_anything_is_touched(
     define: Callable[[tg.Pipeline], None], tmp_path: Path
 ) -> None:
-    pipeline = tg.Pipeline("wrong")
-    with pytest.raises(InvalidPipeline) as refused:
+    def define_and_run() -> None:
+        pipeline = tg.Pipeline("wrong")
         define(pipeline)
         run_pipeline(pipeline, tmp_path / "root", NO_SESSION)
+
+    with pytest.raises(InvalidPipeline) as refused:
+        define_and_run()
     for words in WRONG_SHAPES[define]:
         assert words in str(refused.value)
     assert list(tmp_path.iterdir()) == []
@@ -362,7 +365,10 @@ NO_COLUMN = "[UNRESOLVED_COLUMN"
 WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]] = {
     "nothing": (returns(lambda _: None), ("stage 'middle'", "NoneType", "streaming DataFrame")),
     "a list": (returns(lambda _: [1]), ("stage 'middle'", "list", "streaming DataFrame")),
-    "a table": (returns(lambda rows: rows.sparkSession.range(3)), ("stage 'middle'", "not streaming", "stream it reads")),
+    "a table": (
+        returns(lambda rows: rows.sparkSession.range(3)),
+        ("stage 'middle'", "not streaming", "stream it reads"),
+    ),
     "a wrong column": (returns(lambda rows: rows.select("nope")), ("stage 'middle'", NO_COLUMN, "nope")),
     "aggregation without watermark": (
         returns(lambda rows: rows.groupBy("key").count()),
@@ -384,13 +390,9 @@ WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]
         returns(lambda rows: rows.withColumn("empty", F.lit(None))),
         ("stage 'middle'", "'empty'", "cast it"),
     ),
-    "a column without a type inside another": (
-        returns(lambda rows: rows.withColumn("deep", F.array(F.struct(F.lit(None).alias("empty"))))),
-        ("stage 'middle'", "'deep'", "cast it"),
-    ),
     "a type that Parquet does not have": (
         returns(lambda rows: rows.withColumn("span", F.expr("make_interval(1)"))),
-        ("stage 'middle'", "'span'", "cast it"),
+        ("stage 'middle'", "'span'", "interval"),
     ),
     "a partition column that is not there": (
         returns(lambda rows: rows, partition_by=["day"]),

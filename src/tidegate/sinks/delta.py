@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 import deltalake
 from deltalake import CommitProperties, Transaction
@@ -36,9 +37,9 @@ _LONGEST_STATISTIC: Final = 64
 class DeltaTable:
     """A Delta table that a sink stage appends to. `partition_by` names its partition columns."""
 
-    def __init__(self, path: str | os.PathLike[str], partition_by: tuple[str, ...] | list[str] = ()) -> None:
+    def __init__(self, path: str | os.PathLike[str], partition_by: str | Sequence[str] = ()) -> None:
         self._path = Path(path).absolute()
-        self._partition_by = tuple(partition_by)
+        self._partition_by = (partition_by,) if isinstance(partition_by, str) else tuple(partition_by)
 
     def __repr__(self) -> str:
         return f"DeltaTable({str(self._path)!r})"
@@ -61,7 +62,10 @@ class DeltaTable:
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise InvalidPipeline(f"{self.describe()} is partitioned by {missing[0]!r}, which {owner} does not have")
-        wanted = _delta_schema(schema)
+        try:
+            wanted = deltalake.Schema.from_json(schema.json())
+        except Exception as error:
+            raise InvalidPipeline(f"{owner} has a column that a Delta table cannot hold: {error}") from error
         table = self._open()
         if table is None:
             deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
@@ -142,7 +146,9 @@ class DeltaTable:
     def _add(self, owner: str, file: StagedFile) -> AddAction:
         """Link a staged file into the table, and describe it."""
         staged = Path(file.path)
-        inside = staged.relative_to(self._path / _STAGING / owner).parts[1:]
+        # Without the folder of the generation, and of the batch where a batch has one.
+        below = staged.relative_to(self._path / _STAGING / owner).parts[1:]
+        inside = [part for part in below[:-1] if "=" in part] + [below[-1]]
         target = self._path.joinpath(*inside)
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists():
@@ -153,7 +159,7 @@ class DeltaTable:
             for name, value in partitions.items()
         }
         return AddAction(
-            path="/".join(quote(part, safe="=") for part in inside),
+            path="/".join(inside),
             size=file.size_bytes,
             partition_values=values,
             modification_time=int(target.stat().st_mtime * 1000),
@@ -164,10 +170,6 @@ class DeltaTable:
 
 def _record(table: deltalake.DeltaTable, owner: str, kind: str) -> int:
     return table.transaction_version(f"tidegate/{owner}/{kind}") or 0
-
-
-def _delta_schema(schema: StructType) -> deltalake.Schema:
-    return deltalake.Schema.from_json(schema.json())
 
 
 def _columns(schema: deltalake.Schema) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -61,6 +61,9 @@ class _LogOffset(msgspec.Struct, rename="camel"):
 
 _sink_decoder: Final = msgspec.json.Decoder(SinkLogEntry)
 _source_decoder: Final = msgspec.json.Decoder(SourceLogEntry)
+_metadata_decoder: Final = msgspec.json.Decoder(_OffsetMetadata)
+
+T = TypeVar("T")
 
 
 def as_uri(path: Path) -> str:
@@ -84,16 +87,26 @@ def _read_lines(path: Path) -> list[str] | None:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
+    except UnicodeDecodeError as error:
+        raise DamagedCheckpoint(f"{path} is no log of Spark's: {error}") from error
     version, *lines = text.split("\n")
     if version != _VERSION:
         raise DamagedCheckpoint(f"{path} starts with {version[:20]!r}, not {_VERSION!r}")
     return [line for line in lines if line]
 
 
+def _decoded(decoder: msgspec.json.Decoder[T], line: str, path: Path) -> T:
+    try:
+        return decoder.decode(line)
+    except msgspec.MsgspecError as error:
+        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+
+
 def read_sink_log(folder: Path, batch: int) -> list[SinkLogEntry] | None:
     """The files that a batch wrote to a folder; None if Spark has not logged the batch."""
-    lines = _read_lines(folder / METADATA / str(batch))
-    return None if lines is None else [_sink_decoder.decode(line) for line in lines]
+    path = folder / METADATA / str(batch)
+    lines = _read_lines(path)
+    return None if lines is None else [_decoded(_sink_decoder, line, path) for line in lines]
 
 
 def seed_sink_log(folder: Path, batch: int) -> None:
@@ -130,7 +143,7 @@ def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:
     lines = _read_lines(path)
     if not lines:
         raise DamagedCheckpoint(f"{path} is missing or empty, though the batch was committed")
-    metadata = msgspec.json.decode(lines[0], type=_OffsetMetadata)
+    metadata = _decoded(_metadata_decoder, lines[0], path)
     sources = tuple(None if line == "-" else line for line in lines[1:])
     return BatchOffsets(metadata.batch_watermark_ms or None, sources)
 
@@ -142,5 +155,6 @@ def log_offset(source: str) -> int:
 
 def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:
     """The files that a file source took up at one offset."""
-    lines = _read_lines(checkpoint / "sources" / str(index) / str(offset))
-    return None if lines is None else [_source_decoder.decode(line) for line in lines]
+    path = checkpoint / "sources" / str(index) / str(offset)
+    lines = _read_lines(path)
+    return None if lines is None else [_decoded(_source_decoder, line, path) for line in lines]

@@ -91,6 +91,11 @@ class Pipeline:
         self, sink: Sink, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
     ) -> Callable[[Function], Function]:
         """A stage whose output goes to a table."""
+        if not hasattr(sink, "staging_folder"):
+            given = getattr(sink, "__name__", None) or repr(sink)
+            raise InvalidPipeline(
+                f"a sink needs a table, not {given}: write @pipeline.sink(tidegate.DeltaTable(path)) over its function"
+            )
 
         def define(defined: Function) -> Function:
             self._add(_reading(defined, "sink", inputs, output_mode, sink))

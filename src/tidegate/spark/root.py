@@ -16,6 +16,7 @@ import msgspec
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
+    InvalidConfig,
     PipelineChanged,
     RecoveryRefused,
     RootInUse,
@@ -52,7 +53,10 @@ class RootLock:
         self._file: int | None = None
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(f"the root {self._path.parent} cannot be a folder: {error}") from error
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -45,6 +45,7 @@ _BUSY_PAUSE_S: Final = 0.004
 _IDLE_PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _WAITING: Final = "Waiting for data to arrive"
+_PATTERN_CHARACTERS: Final = frozenset("*?[]{}")
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 View = Callable[[Generation], None]
@@ -73,6 +74,17 @@ def as_ms(name: str, text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _settings(options: dict[str, Any]) -> RunOptions:
+    try:
+        settings = msgspec.convert(options, RunOptions)
+    except msgspec.ValidationError as error:
+        known = ", ".join(RunOptions.__struct_fields__)
+        raise InvalidConfig(f"{error} (the options are: {known})") from error
+    settings.config()
+    as_ms("restart_pause", settings.restart_pause)
+    return settings
+
+
 def run_pipeline(
     pipeline: Pipeline,
     root: str | Path,
@@ -81,10 +93,13 @@ def run_pipeline(
     **options: Any,
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed."""
-    settings = msgspec.convert(options, RunOptions)
+    settings = _settings(options)
     definitions = pipeline.validated()
-    settings.config()
     folder = Path(root).absolute()
+    if found := set(str(folder)) & _PATTERN_CHARACTERS:
+        raise InvalidConfig(
+            f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
+        )
     existed = folder.exists()
     with RootLock(folder / "lock", take_over=settings.take_over):
         root_of_run = Root(folder, pipeline.name)

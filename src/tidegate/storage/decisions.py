@@ -25,12 +25,13 @@ class StoredDecisions:
 
     def read(self) -> DecisionLog:
         """The log as it is now."""
-        records: list[Decision] = []
-        for name in self._store.list(RootPaths.DECISIONS):
-            data = self._store.get(name)
-            if data is not None:  # trimmed since it was listed
-                records.append(decode_decision(data, name))
-        return DecisionLog.from_records(records)
+        while True:
+            names = self._store.list(RootPaths.DECISIONS)
+            found = {name: self._store.get(name) for name in names}
+            records = [decode_decision(data, name) for name, data in found.items() if data is not None]
+            if len(records) == len(names):
+                return DecisionLog.from_records(records)
+            # Some were trimmed since they were listed, so there are newer ones: list again.
 
     def claim(self, proposed: Decision) -> tuple[ClaimAnswer, DecisionLog]:
         """Try to make a record part of the log. The answer comes from the log, not from the attempt."""

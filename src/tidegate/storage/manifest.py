@@ -92,7 +92,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return sum(stage.total_bytes for stage in self.stages.values())
 
 
+class _Format(msgspec.Struct):
+    """What every manifest has in common, whatever its format."""
+
+    format: int
+
+
 _decoder: Final = msgspec.json.Decoder(Manifest)
+_format_decoder: Final = msgspec.json.Decoder(_Format)
 
 
 def encode_manifest(manifest: Manifest) -> tuple[bytes, str]:
@@ -106,11 +113,12 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
     if hashlib.sha256(data).hexdigest() != sha256:
         raise DamagedCheckpoint(f"{name} is not the manifest that was decided: its checksum differs")
     try:
+        found = _format_decoder.decode(data).format
+        if found != FORMAT:
+            raise DamagedCheckpoint(f"{name} has format {found}; this version reads format {FORMAT}")
         manifest: Manifest = _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
-    if manifest.format != FORMAT:
-        raise DamagedCheckpoint(f"{name} has format {manifest.format}; this version reads format {FORMAT}")
     return manifest
 
 

@@ -20,8 +20,11 @@ class Store:
     """Small objects by name. Every failure of the store itself is `StoreUnavailable`."""
 
     def __init__(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self._store = LocalStore(str(root))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            self._store = LocalStore(str(root))
+        except (BaseError, OSError) as error:
+            raise StoreUnavailable(f"{root} cannot be used as a folder: {_first_line(error)}") from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Write it if there is none of that name. Tells whether it did."""
@@ -30,14 +33,14 @@ class Store:
         except AlreadyExistsError:
             return False
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not create {name}: {error}") from error
+            raise StoreUnavailable(f"could not create {name}: {_first_line(error)}") from error
         return True
 
     def put(self, name: str, data: bytes) -> None:
         try:
             obstore.put(self._store, name, data)
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not write {name}: {error}") from error
+            raise StoreUnavailable(f"could not write {name}: {_first_line(error)}") from error
 
     def get(self, name: str) -> bytes | None:
         """Its content, or None if there is none of that name."""
@@ -46,14 +49,14 @@ class Store:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not read {name}: {error}") from error
+            raise StoreUnavailable(f"could not read {name}: {_first_line(error)}") from error
 
     def list(self, folder: str) -> list[str]:
         """The names of all objects under a folder, at any depth."""
         try:
             found = [str(item["path"]) for chunk in obstore.list(self._store, prefix=folder) for item in chunk]
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not list {folder}: {error}") from error
+            raise StoreUnavailable(f"could not list {folder}: {_first_line(error)}") from error
         return sorted(found)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -64,4 +67,9 @@ class Store:
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
-                raise StoreUnavailable(f"could not delete {name}: {error}") from error
+                raise StoreUnavailable(f"could not delete {name}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    """The store's own messages run over many lines, the first of which says it."""
+    return str(error).split("\n", 1)[0].strip()

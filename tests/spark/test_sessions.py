@@ -1,0 +1,172 @@
+"""The user's session: used where it is given, seen by the stages, and left exactly as it was."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tidegate as tg
+from tests.spark.harness import START, oracle, run_to_end, stream, table_rows, write_input
+from tidegate.errors import InvalidPipeline
+from tidegate.spark.session import StageSessions, local_session
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def settings_of(spark: SparkSession) -> dict[str, object]:
+    """Everything of a session that a run could change."""
+    return {
+        "context": sorted(spark.sparkContext.getConf().getAll()),
+        "session": dict(spark.conf.getAll),
+        "effective": {row["key"]: row["value"] for row in spark.sql("SET -v").collect()},
+        "queries": [query.name for query in spark.streams.active],
+        "active": SparkSession.getActiveSession(),
+    }
+
+
+def session_with(spark: SparkSession, **settings: str) -> SparkSession:
+    """A user's session with settings of its own. In their names `__` stands for a dot."""
+    session = spark.newSession()
+    for name, value in settings.items():
+        session.conf.set(f"spark.sql.{name.replace('__', '.')}", value)
+    return session
+
+
+def shop(folder: Path) -> tg.Pipeline:
+    """Uses a view and a function of the user's, in every kind of stage."""
+    pipeline = tg.Pipeline("shop")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, folder / "in").join(spark.table("names"), "key")
+
+    @pipeline.stage
+    def shouted(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("name", F.expr("shout(name)"))
+
+    @pipeline.sink(tg.DeltaTable(folder / "lake" / "named"))
+    def named(spark: SparkSession, shouted: DataFrame) -> DataFrame:
+        return shouted.join(spark.table("names").withColumnRenamed("name", "plain"), "key").select(
+            "id", "name", "plain"
+        )
+
+    return pipeline
+
+
+def test_a_run_sees_the_users_views_and_functions_and_changes_nothing_of_the_session(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    write_input(tmp_path / "in", 4, 10)
+    # Settings of the user's that a run has other ideas about.
+    unlike = {
+        "shuffle__partitions": "3",
+        "streaming__pollingDelay": "7ms",
+        "streaming__stateStore__checkpointFormatVersion": "1",
+        "streaming__fileSink__log__compactInterval": "5",
+    }
+    session = session_with(spark, **unlike)
+    names = [(f"k{each}", f"name {each}") for each in range(5)]
+    session.createDataFrame(names, "key string, name string").createOrReplaceTempView("names")
+    session.udf.register("shout", lambda name: name.upper() + "!")
+    before = settings_of(session)
+    run_to_end(shop(tmp_path), tmp_path / "root", session)
+    assert settings_of(session) == before
+    assert session.conf.get("spark.sql.shuffle.partitions") == "3"
+    expected = {(each, f"NAME {each % 5}!", f"name {each % 5}"): 1 for each in range(40)}
+    assert table_rows(tmp_path / "lake" / "named", ["id", "name", "plain"]) == expected
+
+
+def test_a_run_that_is_refused_changes_nothing_of_the_session_either(tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "in").mkdir()
+    session = session_with(spark)
+    before = settings_of(session)
+    with pytest.raises(InvalidPipeline, match=r"source 'rows'.*TABLE_OR_VIEW_NOT_FOUND"):
+        run_to_end(shop(tmp_path), tmp_path / "root", session)
+    assert settings_of(session) == before
+
+
+def test_sessions_of_stages_keep_what_the_user_has_set(spark: SparkSession) -> None:
+    session = session_with(spark, shuffle__partitions="3", session__timeZone="Asia/Tokyo", ansi__enabled="false")
+    sessions = StageSessions(session)
+    for derived in (sessions.of_sources, sessions.of_stages):
+        assert derived.conf.get("spark.sql.shuffle.partitions") == "3"
+        assert derived.conf.get("spark.sql.session.timeZone") == "Asia/Tokyo"
+        assert derived.conf.get("spark.sql.ansi.enabled") == "false"
+        assert derived.sparkContext is session.sparkContext
+
+
+def test_a_users_own_file_source_keeps_its_log_as_spark_keeps_it(spark: SparkSession) -> None:
+    setting = "spark.sql.streaming.fileSource.log.compactInterval"
+    sessions = StageSessions(spark)
+    assert sessions.of_sources.conf.get(setting) == spark.conf.get(setting)
+    assert sessions.of_stages.conf.get(setting) != spark.conf.get(setting)
+
+
+def test_a_session_that_the_user_has_but_did_not_give_is_not_changed(tmp_path: Path, spark: SparkSession) -> None:
+    before = settings_of(spark)
+    found = local_session("another name", tmp_path / "spark.log")
+    assert found.sparkContext is spark.sparkContext
+    assert settings_of(spark) == before
+
+
+def test_a_session_of_our_own_starts_whatever_letters_the_root_has(tmp_path: Path) -> None:
+    log = tmp_path / "größe 50% a+b it's" / "root" / "spark.log"
+    program = "import sys, pathlib, tidegate.spark.session as s; "
+    program += "print('rows:', s.local_session('odd', pathlib.Path(sys.argv[1])).range(3).count())"
+    environment = {**os.environ, "PYTHONPATH": str(Path(local_session.__code__.co_filename).parents[2])}
+    command = [sys.executable, "-c", program, str(log)]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "rows: 3" in ended.stdout, ended.stderr[-2000:]
+    assert log.exists()
+
+
+def test_in_any_time_zone_and_with_odd_partitions_a_table_holds_what_a_batch_job_would_write(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    write_input(tmp_path / "in", 2, 12)
+    pipeline = tg.Pipeline("zones")
+    names = ["a/b", "ü", "=", "%", "a b", "a:b", "日本", "a+b", "'", "#"]
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "days", partition_by=["day", "odd name"]))
+    def days(rows: DataFrame) -> DataFrame:
+        # An index past the end is null.
+        odd = F.get(F.array(*(F.lit(name) for name in names)), (F.col("id") % (len(names) + 1)).cast("int"))
+        shifted = F.col("ts") + F.expr("make_dt_interval(0, CAST(id AS INT))")
+        return rows.select("id", shifted.alias("ts"), F.to_date(shifted).alias("day"), odd.alias("odd name"))
+
+    session = session_with(spark, session__timeZone="America/New_York")
+    run_to_end(pipeline, tmp_path / "root", session)
+    expected = oracle(pipeline, session)["days"]
+    shown = table_rows(tmp_path / "lake" / "days", ["id", "ts", "day", "odd name"])
+    assert shown == expected
+    assert {moment for _, moment, _, _ in shown} == {START + timedelta(seconds=each, hours=each) for each in range(24)}
+
+
+def test_a_table_is_not_partitioned_by_a_moment(tmp_path: Path, spark: SparkSession) -> None:
+    """Spark names the folder in the session's time zone, and a Delta table is read in UTC."""
+    (tmp_path / "in").mkdir()
+    pipeline = tg.Pipeline("moments")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table", partition_by=["ts"]))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows
+
+    session = session_with(spark, session__timeZone="America/New_York")
+    with pytest.raises(InvalidPipeline, match=r"moments/table.*'ts'"):
+        run_to_end(pipeline, tmp_path / "root", session)
+    assert not (tmp_path / "lake").exists()

@@ -1,0 +1,484 @@
+"""Snapshots: exactly the files that are needed, kept once; and a query goes on from them as if nothing had been."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+import tidegate as tg
+from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.messages import Segment, SegmentFile
+from tidegate.spark.filelog import is_committed, write_whole
+from tidegate.spark.root import Root
+from tidegate.spark.session import StageSessions
+from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
+from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
+from tidegate.storage.paths import RootPaths
+
+STAGE = "counted"
+
+# -- folders that are made by hand ------------------------------------------------------------------
+
+
+def touch(folder: Path, *names: str) -> None:
+    for name in names:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name, encoding="utf-8")
+
+
+def checkpoint_folder(folder: Path, batches: int, *sources: str) -> Path:
+    """Spark's checkpoint folder after some batches, each of which has read to the offsets given."""
+    touch(folder, "metadata")
+    (folder / "offsets").mkdir()
+    for batch in range(batches):
+        write_whole(folder / "offsets" / str(batch), ['{"batchWatermarkMs":0}', *sources])
+        touch(folder, f"commits/{batch}", f"commits/.{batch}.crc", f"offsets/.{batch}.crc")
+    return folder
+
+
+def full_snapshot(path: Path, *shared: str) -> None:
+    """A full snapshot of RocksDB that lists the files it shares with others."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    listed = ",".join(f'{{"localFileName":"x","dfsSstFileName":"{name}","sizeBytes":1}}' for name in shared)
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("metadata", f'v1\n{{"sstFiles":[{listed}],"numKeys":1}}')
+
+
+def test_a_batch_needs_its_own_entries_and_those_of_the_one_before(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, "-")
+    wanted = {"metadata", "offsets/2", "offsets/3", "commits/2", "commits/3"}
+    assert sorted(files_at(checkpoint, 3, reads_gates=True)) == sorted(wanted)
+
+
+def test_the_first_batch_has_none_before_it(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, "-")
+    assert sorted(files_at(checkpoint, 0, reads_gates=True)) == ["commits/0", "metadata", "offsets/0"]
+
+
+@pytest.mark.parametrize("gone", ["offsets/3", "commits/3"])
+def test_a_batch_that_spark_has_deleted_already_cannot_be_taken(tmp_path: Path, gone: str) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, "-")
+    (checkpoint / gone).unlink()
+    with pytest.raises(DamagedCheckpoint, match="batch 3 is no longer in"):
+        files_at(checkpoint, 3, reads_gates=True)
+
+
+def test_a_log_of_the_users_source_is_needed_whole_up_to_the_batch(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
+    touch(checkpoint, "sources/0/8", "sources/0/9.compact", "sources/0/10", "sources/0/11", "sources/0/.10.crc")
+    found = [name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")]
+    assert sorted(found) == ["sources/0/10", "sources/0/8", "sources/0/9.compact"]
+
+
+def test_what_a_source_of_another_kind_keeps_is_needed_whole(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, '{"topic":{"0":10}}')
+    touch(checkpoint, "sources/0/0", "sources/0/partitions/7")
+    found = [name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")]
+    assert sorted(found) == ["sources/0/0", "sources/0/partitions/7"]
+
+
+def test_of_a_gates_log_the_last_entry_is_needed_and_nothing_of_later_batches(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
+    touch(checkpoint, *(f"sources/0/{number}" for number in range(7, 14)))
+    found = {name for name in files_at(checkpoint, 3, reads_gates=True) if name.startswith("sources")}
+    assert {"sources/0/10"} <= found <= {"sources/0/9", "sources/0/10"}
+
+
+def test_a_gate_that_was_not_read_yet_has_no_log_at_the_batch_though_a_later_one_wrote_it(tmp_path: Path) -> None:
+    """Restored with that entry, the query would read the old run's segment, and the new run's copy of it."""
+    checkpoint = checkpoint_folder(tmp_path, 4, '{"logOffset":1}', "-")
+    touch(checkpoint, "sources/0/0", "sources/0/1", "sources/1/0")
+    assert "sources/1/0" not in files_at(checkpoint, 3, reads_gates=True)
+
+
+def state_at(checkpoint: Path, batch: int) -> set[str]:
+    found = files_at(checkpoint, batch, reads_gates=True)
+    assert len(found) == len(set(found))
+    return {name.removeprefix("state/0/0/") for name in found if name.startswith("state/")}
+
+
+def test_state_without_a_full_snapshot_is_every_change(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, "-")
+    touch(checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in range(1, 7)))
+    assert state_at(checkpoint, 2) == {"1_aa.changelog", "2_aa.changelog", "3_aa.changelog"}
+
+
+def test_state_is_the_newest_full_snapshot_what_it_lists_and_the_changes_since(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 9, "-")
+    touch(checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in range(1, 10)))
+    touch(checkpoint, *(f"state/0/0/SSTs/{name}.sst" for name in ("one", "two", "three", "orphan")))
+    full_snapshot(checkpoint / "state/0/0/3_aa.zip", "one.sst")
+    full_snapshot(checkpoint / "state/0/0/5_aa.zip", "one.sst", "two.sst")
+    full_snapshot(checkpoint / "state/0/0/8_aa.zip", "three.sst")
+    assert state_at(checkpoint, 1) == {"1_aa.changelog", "2_aa.changelog"}
+    assert state_at(checkpoint, 2) == {"3_aa.zip", "SSTs/one.sst"}
+    assert state_at(checkpoint, 5) == {"5_aa.zip", "SSTs/one.sst", "SSTs/two.sst", "6_aa.changelog"}
+    assert state_at(checkpoint, 8) == {"8_aa.zip", "SSTs/three.sst", "9_aa.changelog"}
+
+
+def test_changes_of_a_task_that_was_tried_twice_are_all_kept(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 3, "-")
+    touch(checkpoint, "state/0/0/1_aa.changelog", "state/0/0/2_aa.changelog", "state/0/0/2_bb.changelog")
+    assert state_at(checkpoint, 1) == {"1_aa.changelog", "2_aa.changelog", "2_bb.changelog"}
+
+
+def test_a_full_snapshot_of_a_task_that_was_tried_in_vain_does_not_replace_the_changes(tmp_path: Path) -> None:
+    """Spark may upload one that the commit log does not name, and does not load it."""
+    checkpoint = checkpoint_folder(tmp_path, 4, "-")
+    for version in range(1, 5):
+        touch(checkpoint, f"state/0/0/{version}_aa.changelog")
+        commit = checkpoint / "commits" / str(version - 1)
+        commit.write_text('v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["aa"]]}}', encoding="utf-8")
+    full_snapshot(checkpoint / "state/0/0/2_aa.zip", "one.sst")
+    full_snapshot(checkpoint / "state/0/0/3_bb.zip", "two.sst")
+    assert {"2_aa.zip", "SSTs/one.sst", "3_aa.changelog", "4_aa.changelog"} <= state_at(checkpoint, 3)
+
+
+def test_every_operator_partition_and_store_is_looked_at(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 2, "-")
+    stores = [f"state/{operator}/{partition}/{store}" for operator in (0, 1) for partition in (0, 1) for store in "lr"]
+    touch(checkpoint, *(f"{store}/{version}_aa.changelog" for store in stores for version in (1, 2)))
+    found = [name for name in files_at(checkpoint, 0, reads_gates=True) if name.startswith("state/")]
+    assert sorted(found) == sorted(f"{store}/1_aa.changelog" for store in stores)
+
+
+def test_what_describes_the_state_is_needed_but_not_of_later_batches(tmp_path: Path) -> None:
+    checkpoint = checkpoint_folder(tmp_path, 6, "-")
+    touch(checkpoint, "state/0/_metadata/metadata", "state/0/0/_metadata/schema", "state/0/_metadata/.x.crc")
+    touch(checkpoint, "state/1/_metadata/v2/0", "state/1/_metadata/v2/5", "state/1/_stateSchema/default/0_aa")
+    found = [name for name in files_at(checkpoint, 3, reads_gates=True) if name.startswith("state/")]
+    assert sorted(found) == [
+        "state/0/0/_metadata/schema",
+        "state/0/_metadata/metadata",
+        "state/1/_metadata/v2/0",
+        "state/1/_stateSchema/default/0_aa",
+    ]
+
+
+# -- keeping ----------------------------------------------------------------------------------------
+
+
+class Kept:
+    """A stage in a root, and its snapshots."""
+
+    def __init__(self, folder: Path, held: tuple[SnapshotFile, ...] = (), generation: int = 1) -> None:
+        self.paths = RootPaths(folder / "root")
+        self.checkpoint = self.paths.absolute(f"{self.paths.stage(generation, STAGE)}/spark")
+        names = {file.name: file for file in held}
+        self.snapshotter = Snapshotter(self.paths, generation, STAGE, names, reads_gates=False)
+
+    def take(self, batch: int, *, full: bool = False) -> tuple[tuple[SnapshotFile, ...], int]:
+        return self.snapshotter.take(batch, full=full)
+
+
+def test_a_snapshot_names_size_and_checksum_of_files_that_outlive_sparks_own(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, "-")
+    files, new_bytes = kept.take(2)
+    shutil.rmtree(kept.checkpoint)
+    for file in files:
+        data = kept.paths.absolute(file.stored).read_bytes()
+        assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size_bytes, file.sha256)
+    assert new_bytes == sum(file.size_bytes for file in files)
+    assert kept.snapshotter.in_use == {file.stored for file in files}
+
+
+def test_the_next_snapshot_adds_only_what_is_new(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, "-")
+    touch(kept.checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in (1, 2, 3)))
+    first, _ = kept.take(1)
+    again, nothing = kept.take(1)
+    assert (again, nothing) == (first, 0)
+    second, new_bytes = kept.take(2)
+    added = {file.name for file in second} - {file.name for file in first}
+    assert added == {"offsets/2", "commits/2", "state/0/0/3_aa.changelog"}
+    assert new_bytes == sum(file.size_bytes for file in second if file.name in added)
+    inodes = {(kept.checkpoint / file.name).stat().st_ino for file in second}
+    assert {kept.paths.absolute(file.stored).stat().st_ino for file in second} == inodes
+
+
+def test_a_full_snapshot_counts_everything_as_new(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, "-")
+    first, _ = kept.take(2)
+    again, new_bytes = kept.take(2, full=True)
+    assert again == first
+    assert new_bytes == sum(file.size_bytes for file in first)
+
+
+def test_what_the_next_generation_still_needs_is_not_kept_twice(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, '{"topic":{"0":10}}')
+    touch(kept.checkpoint, "state/0/0/1_aa.changelog", "state/0/0/2_aa.changelog", "state/0/0/3_aa.changelog")
+    first, _ = kept.take(2)
+    later = Kept(tmp_path, first, generation=2)
+    restore_checkpoint(later.paths, first, later.checkpoint, STAGE)
+    write_whole(later.checkpoint / "offsets" / "3", ['{"batchWatermarkMs":0}', "-"])
+    touch(later.checkpoint, "commits/3", "state/0/0/4_bb.changelog")
+    second, new_bytes = later.take(3)
+    fresh = {file.name for file in second if file.stored.startswith("generations/000002/")}
+    assert fresh == {"offsets/3", "commits/3", "state/0/0/4_bb.changelog"}
+    assert new_bytes == sum(file.size_bytes for file in second if file.name in fresh)
+
+
+# -- examining --------------------------------------------------------------------------------------
+
+
+def a_checkpoint(folder: Path) -> tuple[Root, DecisionLog, StageSnapshot]:
+    """A complete checkpoint of one stage, with one segment in flight."""
+    kept = Kept(folder)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, "-")
+    touch(kept.checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in (1, 2, 3)))
+    files, new_bytes = kept.take(2)
+    flying = SegmentFile("generations/000001/stages/rows/output/part-7.parquet", 52)
+    touch(kept.paths.root, flying.path)
+    assert kept.paths.absolute(flying.path).stat().st_size == flying.size_bytes
+    snapshot = StageSnapshot(
+        cut=2,
+        files=files,
+        positions={"rows": 6},
+        output_sequence=0,
+        in_flight={"rows": (Segment(7, 6, (flying,)),)},
+        source_positions=(),
+        watermark_ms=None,
+        committable=None,
+        barrier_ms=0,
+        alignment_ms=0,
+        snapshot_ms=0,
+        new_bytes=new_bytes,
+        total_bytes=new_bytes,
+    )
+    manifest = Manifest(FORMAT, "shop", 5, 5, 1, 1, 0, False, "2026-01-01", 1, {}, {STAGE: snapshot})
+    data, sha256 = encode_manifest(manifest)
+    root = Root(kept.paths.root, "shop")
+    name = root.paths.manifest(1, 5)
+    root.store.put(name, data)
+    log = DecisionLog()
+    log.append(log.opening("me", None))
+    log.append(
+        log.completing(
+            "me", 1, checkpoint_id=5, epoch=5, manifest=name, manifest_sha256=sha256, aligned=False, retained=(5,)
+        )
+    )
+    return root, log, snapshot
+
+
+def flip(path: Path) -> None:
+    """Change one bit, and neither size nor time."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_whole_checkpoint_is_found_whole(tmp_path: Path) -> None:
+    root, log, snapshot = a_checkpoint(tmp_path)
+    assert root.examine(log, 5).stages[STAGE] == snapshot
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
+@pytest.mark.parametrize("name", ["metadata", "offsets/1", "offsets/2", "commits/2", "state/0/0/1_aa.changelog"])
+def test_any_file_of_a_snapshot_that_is_gone_or_changed_is_found_and_named(
+    tmp_path: Path, name: str, damage: Callable[[Path], Any]
+) -> None:
+    root, log, snapshot = a_checkpoint(tmp_path)
+    (stored,) = [file.stored for file in snapshot.files if file.name == name]
+    damage(root.paths.absolute(stored))
+    with pytest.raises(DamagedCheckpoint, match=rf"{stored} of stage '{STAGE}'"):
+        root.examine(log, 5)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut")], ids=["gone", "cut off"])
+def test_a_segment_in_flight_that_is_gone_or_cut_off_is_found_and_named(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    root, log, snapshot = a_checkpoint(tmp_path)
+    path = snapshot.in_flight["rows"][0].files[0].path
+    damage(root.paths.absolute(path))
+    with pytest.raises(DamagedCheckpoint, match=rf"{path}, in flight to stage '{STAGE}'"):
+        root.examine(log, 5)
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
+def test_a_manifest_that_is_gone_or_changed_is_found_and_named(tmp_path: Path, damage: Callable[[Path], Any]) -> None:
+    root, log, _ = a_checkpoint(tmp_path)
+    damage(root.paths.absolute(root.paths.manifest(1, 5)))
+    with pytest.raises(DamagedCheckpoint, match=r"ckpt-000005\.json"):
+        root.examine(log, 5)
+
+
+# -- real queries -----------------------------------------------------------------------------------
+
+Rows = dict[int, list[tuple[Any, ...]]]
+CHANGELOG = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+BATCHES = 13
+
+
+def run(session: SparkSession, frame: DataFrame, checkpoint: Path, mode: str = "append") -> Rows:
+    """Run a query until its input is consumed. Returns the rows of every batch."""
+    seen: Rows = {}
+
+    def collect(batch: DataFrame, number: int) -> None:
+        seen[number] = sorted(tuple(row) for row in batch.collect())
+
+    assert frame.sparkSession is session
+    writer = frame.writeStream.outputMode(mode).option("checkpointLocation", str(checkpoint))
+    query = writer.trigger(availableNow=True).foreachBatch(collect).start()
+    query.awaitTermination()
+    return seen
+
+
+def last_batch(checkpoint: Path) -> int:
+    batch = 0
+    while is_committed(checkpoint, batch + 1):
+        batch += 1
+    return batch
+
+
+class Counted(Kept):
+    """An aggregation whose state has full snapshots in the middle, and changes before and after."""
+
+    def __init__(self, folder: Path, session: SparkSession) -> None:
+        super().__init__(folder)
+        self.input = folder / "in"
+        self.session = session
+        self.rows: Rows = {}
+        for first, last, changes in ((0, 4, "true"), (4, 6, "false"), (6, BATCHES, "true")):
+            write_input(self.input, last - first, 6, first_file=first)
+            session.conf.set(CHANGELOG, changes)
+            self.rows |= self.run(self.checkpoint)
+
+    def run(self, checkpoint: Path) -> Rows:
+        counts = stream(self.session, self.input, files_per_batch=1).groupBy("key").agg(F.sum("value"), F.count("*"))
+        return run(self.session, counts, checkpoint, "update")
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Counted:
+    session = StageSessions(spark).of_sources
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    return Counted(tmp_path_factory.mktemp("counted"), session)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [2, 4, 5, 8, BATCHES - 1])
+def test_an_aggregation_needs_what_lies_between_its_last_full_snapshot_and_the_batch(
+    counted: Counted, batch: int
+) -> None:
+    names = files_at(counted.checkpoint, batch, reads_gates=False)
+    assert all((counted.checkpoint / name).is_file() for name in names)
+    store = [Path(name).name for name in names if name.startswith("state/0/0/") and "_metadata" not in name]
+    full = [name for name in store if name.endswith(".zip")]
+    changes = sorted(int(name.split("_")[0]) for name in store if name.endswith(".changelog"))
+    assert [int(name.split("_")[0]) for name in full] == ([min(batch + 1, 6)] if batch >= 4 else [])
+    assert changes == list(range(7 if batch >= 4 else 1, batch + 2))
+    assert any(name.startswith("state/0/0/SSTs/") for name in names) == bool(full)
+    sources = {name for name in names if name.startswith("sources/")}
+    compacted = {f"sources/0/{number}" for number in range(batch + 1) if number != 9}
+    assert sources == compacted | ({"sources/0/9.compact"} if batch >= 9 else set())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("batch", [2, 5, 10])
+def test_an_aggregation_that_is_restored_goes_on_with_the_very_same_rows(counted: Counted, batch: int) -> None:
+    files, _ = counted.take(batch)
+    elsewhere = counted.checkpoint.parent.parent / f"restored-{batch}" / "spark"
+    restore_checkpoint(counted.paths, files, elsewhere, STAGE)
+    assert sorted(path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()) == sorted(
+        file.name for file in files
+    )
+    again = counted.run(elsewhere)
+    assert again == {number: rows for number, rows in counted.rows.items() if number > batch}
+    assert again
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_state_of_one_more_batch_costs_one_more_change(counted: Counted) -> None:
+    kept = Kept(counted.paths.root.parent)
+    first, _ = kept.take(9)
+    second, new_bytes = kept.take(10)
+    added = [file for file in second if file.name not in {each.name for each in first}]
+    assert sorted(Path(file.name).suffix for file in added) == ["", "", "", ".changelog"]
+    assert new_bytes == sum(file.size_bytes for file in added)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_query_without_state_needs_only_its_logs_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    session = StageSessions(spark).of_sources
+    write_input(tmp_path / "in", 4, 5)
+    kept = Kept(tmp_path)
+    rows = run(session, stream(session, tmp_path / "in", 1).select("id"), kept.checkpoint)
+    files, _ = kept.take(1)
+    logs = ["offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/0", "sources/0/1"]
+    assert sorted(file.name for file in files) == sorted(["metadata", *logs])
+    restore_checkpoint(kept.paths, files, tmp_path / "restored", STAGE)
+    again = run(session, stream(session, tmp_path / "in", 1).select("id"), tmp_path / "restored")
+    assert again == {number: each for number, each in rows.items() if number > 1}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_join_of_two_streams_that_is_restored_goes_on_with_the_very_same_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    session = StageSessions(spark).of_sources
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    for side in ("left", "right"):
+        write_input(tmp_path / side, 5, 6)
+
+    def joined() -> DataFrame:
+        ours = stream(session, tmp_path / "left", 1).withWatermark("ts", "1 hour").alias("l")
+        theirs = stream(session, tmp_path / "right", 1).where("id % 2 = 0").withWatermark("ts", "1 hour").alias("r")
+        near = F.expr("l.key = r.key AND r.ts BETWEEN l.ts - INTERVAL 9 SECONDS AND l.ts + INTERVAL 9 SECONDS")
+        return ours.join(theirs, near).select("l.id", "r.value")
+
+    kept = Kept(tmp_path)
+    rows = run(session, joined(), kept.checkpoint)
+    batch = last_batch(kept.checkpoint) // 2
+    files, _ = kept.take(batch)
+    restore_checkpoint(kept.paths, files, tmp_path / "restored", STAGE)
+    again = run(session, joined(), tmp_path / "restored")
+    assert again == {number: each for number, each in rows.items() if number > batch}
+    assert any(again.values())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_stages_that_have_read_many_segments_are_restored_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
+    """A query that starts wants all of its source log, of which a gate's is trimmed."""
+    pipeline = tg.Pipeline("again")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", files_per_batch=1)
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "unique"))
+    def unique(rows: DataFrame) -> DataFrame:
+        return rows.withWatermark("ts", "1 day").dropDuplicates(["id", "ts"]).select("id")
+
+    for number in range(3):
+        write_input(tmp_path / "in", 5, 4, first_file=5 * number)
+        run_to_end(pipeline, tmp_path / "root", spark)
+        # Once more, with nothing to do: a checkpoint of a stage that has run no batch since it was restored.
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert table_rows(tmp_path / "lake" / "unique", ["id"]) == {(each,): 1 for each in range(60)}
