@@ -743,6 +743,36 @@ class TestTheBound:
         assert stage.segments("b", 2) == [Abandoned(1, AlignmentEvent.OVER_BOUND)]
         assert stage.under_way() == [2]
 
+    def test_after_a_recording_outgrew_the_bound_the_next_checkpoint_waits_for_every_barrier(self) -> None:
+        stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
+        stage.segments("a")
+        stage.barrier("a", 1)
+        assert stage.segments("b", 3) == [Abandoned(1, AlignmentEvent.OVER_BOUND)]
+        assert stage.barrier("a", 2) == [Close("a")]
+        assert stage.wait(10**9) == []
+        stage.commit(b=2)
+        # The bound that was too small has cost one checkpoint and not all of them.
+        actions = stage.barrier("b", 2)
+        assert [cut.cause for cut in cuts(actions)] == [CutCause.FORCED]
+        assert captured(actions) == [Captured(2, (InFlight("a", 0, 1, 10), InFlight("b", 2, 3, 10)))]
+
+    def test_once_that_one_was_cut_the_stage_need_not_wait_for_every_barrier_any_more(self) -> None:
+        stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
+        stage.barrier("a", 1)
+        stage.segments("b", 4)
+        stage.commit(b=4)
+        stage.barrier("a", 2)
+        assert cuts(stage.barrier("b", 2))
+        assert cuts(stage.barrier("a", 3))
+        assert stage.aligner.waiting_for(3) == {"b"}
+
+    def test_it_says_so_where_the_bound_is_exceeded_once_every_barrier_is_there(self) -> None:
+        stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
+        stage.barrier("a", 1)
+        stage.segments("b", 4)
+        assert stage.barrier("a", 2) == [Close("a")]
+        assert stage.barrier("b", 2) == [Close("b"), KeepsAligning(2, 40)]
+
     def test_segments_of_an_input_that_is_not_late_do_not_count(self) -> None:
         stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
         stage.barrier("a", 1)

@@ -4,10 +4,10 @@ from collections import deque
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.protocol.logs import complete, log_with, open_generation
-from tests.protocol.search import search
+from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.commit import CommitPermit, RetryPause, SinkCommits, permit_commit
@@ -240,6 +240,16 @@ class TestFailedCommits:
                 commits.on_permit(permits(1)[0], now_ms=0)
 
 
+which = st.integers(0, 2)
+STEPS = steps(
+    (2, "a_checkpoint_is_decided", {"gap": st.integers(1, 3)}),
+    (3, "time_passes", {"ms": st.sampled_from([0, 5, 10, 50])}),
+    (4, "a_commit_succeeds", {"number": which}),
+    (2, "a_commit_fails", {"number": which}),
+    (1, "an_answer_comes_that_nobody_asked_for", {"number": which}),
+)
+
+
 class SinkCommitsAgainstAModel(RuleBasedStateMachine):
     """The model is a queue of epochs for each sink, with the time before which it is not tried."""
 
@@ -257,7 +267,11 @@ class SinkCommitsAgainstAModel(RuleBasedStateMachine):
         self.failures = dict.fromkeys(self.sinks, 0)
         self.ended: list[int] = []
 
-    @rule(gap=st.integers(1, 3))
+    @rule(step=STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     def a_checkpoint_is_decided(self, gap: int) -> None:
         checkpoint_id = self.log.last_checkpoint_id + gap
         record = complete(self.log, checkpoint_id, epoch=self.log.last_epoch + 1)
@@ -266,7 +280,6 @@ class SinkCommitsAgainstAModel(RuleBasedStateMachine):
         for name in self.sinks:
             self.queue[name].append(record.epoch)
 
-    @rule(ms=st.sampled_from([0, 5, 10, 50]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
         expected = [
@@ -277,9 +290,9 @@ class SinkCommitsAgainstAModel(RuleBasedStateMachine):
         assert names(self.commits.due(self.now_ms)) == expected
         self.calling |= {name for name, _ in expected}
 
-    @precondition(lambda self: self.calling)
-    @rule(number=st.integers(0, 2))
     def a_commit_succeeds(self, number: int) -> None:
+        if not self.calling:
+            return
         name = sorted(self.calling)[number % len(self.calling)]
         epoch = self.queue[name].popleft()
         self.shown[name].append(epoch)
@@ -291,16 +304,15 @@ class SinkCommitsAgainstAModel(RuleBasedStateMachine):
         if ended is not None:
             self.ended.append(ended)
 
-    @precondition(lambda self: self.calling)
-    @rule(number=st.integers(0, 2))
     def a_commit_fails(self, number: int) -> None:
+        if not self.calling:
+            return
         name = sorted(self.calling)[number % len(self.calling)]
         self.calling.remove(name)
         self.failures[name] += 1
         assert self.commits.on_failed(name, "no route", self.now_ms) == self.failures[name]
         self.not_before_ms[name] = self.now_ms + min(10 * 2 ** (self.failures[name] - 1), 50)
 
-    @rule(number=st.integers(0, 2))
     def an_answer_comes_that_nobody_asked_for(self, number: int) -> None:
         name = self.sinks[number % len(self.sinks)]
         if name not in self.calling:
@@ -321,4 +333,4 @@ class SinkCommitsAgainstAModel(RuleBasedStateMachine):
 
 
 TestSinkCommitsAgainstAModel = SinkCommitsAgainstAModel.TestCase
-TestSinkCommitsAgainstAModel.settings = search(60, steps=30)
+TestSinkCommitsAgainstAModel.settings = search(80, steps=40)

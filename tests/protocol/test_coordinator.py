@@ -175,6 +175,11 @@ class TestTriggers:
         with unchanged(leader.coordinator), pytest.raises(ProtocolViolation, match="abort it instead"):
             leader.trigger(Flag.CANCEL)
 
+    def test_the_first_checkpoint_of_a_pipeline_is_1_of_epoch_1(self) -> None:
+        coordinator = Coordinator(STAGES, CheckpointConfig(), generation=1, now_ms=0)
+        assert coordinator.next_checkpoint_id == 1
+        assert coordinator.trigger(0).barrier == Barrier(1, 1)
+
     def test_ids_and_epochs_go_on_after_a_restart(self) -> None:
         leader = Leader(CheckpointConfig(max_concurrent=2), after_checkpoint=41, after_epoch=70)
         assert leader.coordinator.next_checkpoint_id == 42
@@ -423,13 +428,14 @@ class TestAborts:
         assert isinstance(abort, Abort)
         assert abort.detail == "all stages reported, but not all instances acknowledged"
 
-    def test_a_timeout_names_no_more_than_five_stages(self) -> None:
-        names = [f"stage{number}" for number in range(8)]
+    @pytest.mark.parametrize(("count", "more"), [(5, ""), (6, " and 1 more"), (8, " and 3 more")])
+    def test_a_timeout_names_no_more_than_five_stages(self, count: int, more: str) -> None:
+        names = [f"stage{number}" for number in range(count)]
         coordinator = Coordinator(names, CheckpointConfig(timeout_ms=100), generation=1, now_ms=0)
         coordinator.trigger(0)
         (abort,) = coordinator.on_time(100)
         assert isinstance(abort, Abort)
-        assert abort.detail == "no report from stage0, stage1, stage2, stage3, stage4 and 3 more"
+        assert abort.detail == f"no report from stage0, stage1, stage2, stage3, stage4{more}"
 
     def test_each_checkpoint_has_its_own_deadline(self) -> None:
         leader = Leader(CheckpointConfig(interval_ms=10**6, timeout_ms=100, max_concurrent=3))

@@ -399,6 +399,14 @@ class TestClaims:
         with pytest.raises(InvariantViolation, match="two leaders of one generation"):
             judge_claim(proposed, log)
 
+    def test_a_completion_is_not_reconsidered_by_a_log_that_has_become_shorter(self) -> None:
+        log = log_with(1)
+        before = DecisionLog.from_records(log)
+        open_generation(log, base=1)
+        proposed = propose(log, 2)
+        with pytest.raises(InvariantViolation):
+            judge_claim(proposed, before)
+
     def test_the_same_decision_by_another_claimant_is_not_ones_own(self) -> None:
         log = log_with(1)
         proposed = log.opening("me", 1)

@@ -10,10 +10,10 @@ from itertools import pairwise
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.protocol.logs import propose
-from tests.protocol.search import search
+from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import Superseded
 from tidegate.protocol.decision_log import (
@@ -25,7 +25,22 @@ from tidegate.protocol.decision_log import (
     judge_claim,
 )
 
-which = st.integers(0, 99)  # taken modulo the number of runs or proposals
+which = st.sampled_from([0, 0, 0, 1, 1, 2, 3, 4, 5])  # counted back from the newest run or proposal
+gaps = st.integers(1, 2)
+choices = st.sampled_from([0, 0, 0, 1, 2])
+dropped = st.sets(st.integers(0, 4), max_size=2)
+STEPS = steps(
+    (2, "a_run_starts", {}),
+    (2, "a_run_proposes_to_open_a_generation", {"number": which, "choice": choices}),
+    (2, "a_run_proposes_to_complete_a_checkpoint", {"number": which, "dropped": dropped, "gap": gaps}),
+    (3, "a_run_claims", {"number": which}),
+    (2, "a_claim_is_written_now_or_long_after", {"number": which}),
+    (4, "a_run_asks_what_became_of_its_claim", {"number": which}),
+    (6, "a_run_goes_on_undisturbed", {"number": which, "dropped": dropped, "gap": gaps}),
+    (3, "a_run_deletes_what_it_knows_to_be_trimmed", {"number": which, "kept": st.sets(st.integers(1, 30))}),
+    (1, "a_run_dies", {"number": which}),
+    (1, "a_superseded_run_can_propose_nothing", {}),
+)
 
 
 class Run:
@@ -43,6 +58,7 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         self.history: list[Decision] = []
         self.proposals: list[Decision] = []
         self.runs: list[Run] = []
+        self.started = 0
         self.next_id = 1
 
     # -- what the model can tell ------------------------------------------------------------------
@@ -64,6 +80,9 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
                 found = [] if record.base is None else found[: found.index(record.base) + 1]
         return found[::-1]
 
+    def pick(self, number: int) -> Run | None:
+        return self.runs[-1 - number % len(self.runs)] if self.runs else None
+
     def create(self, record: Decision) -> None:
         """Create if absent, as the store does it."""
         if record.slot not in self.stored:
@@ -71,18 +90,21 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
             if record.slot == len(self.history) + 1:
                 self.history.append(record)
 
+    @rule(step=STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     # -- what runs do -----------------------------------------------------------------------------
 
-    @precondition(lambda self: len(self.runs) < 6)
-    @rule()
     def a_run_starts(self) -> None:
-        self.runs.append(Run(f"run{len(self.runs) + len(self.proposals)}", self.read()))
+        if len(self.runs) < 6:
+            self.started += 1
+            self.runs.append(Run(f"run{self.started}", self.read()))
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which, choice=st.sampled_from([0, 0, 0, 1, 2]))
     def a_run_proposes_to_open_a_generation(self, number: int, choice: int) -> None:
-        run = self.runs[number % len(self.runs)]
-        if run.proposed is not None or run.generation is not None:
+        run = self.pick(number)
+        if run is None or run.proposed is not None or run.generation is not None:
             return
         # Mostly the newest one; an older one where a damaged checkpoint is skipped.
         candidates = [record.checkpoint_id for record in run.log.lineage()]
@@ -91,11 +113,9 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
             run.proposed = run.log.opening(run.name, base)
         self.proposals.append(run.proposed)
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which, dropped=st.sets(which, max_size=2), gap=st.integers(1, 2))
     def a_run_proposes_to_complete_a_checkpoint(self, number: int, dropped: set[int], gap: int) -> None:
-        run = self.runs[number % len(self.runs)]
-        if run.proposed is not None or run.generation is None:
+        run = self.pick(number)
+        if run is None or run.proposed is not None or run.generation is None:
             return
         self.next_id += gap
         older = [each for each in run.log.retained if each % 5 not in dropped][-3:]
@@ -115,25 +135,20 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         self.next_id += gap
         self.proposals.append(run.proposed)
 
-    @precondition(lambda self: self.proposals)
-    @rule(number=which)
     def a_claim_is_written_now_or_long_after(self, number: int) -> None:
-        self.create(self.proposals[number % len(self.proposals)])
+        if self.proposals:
+            self.create(self.proposals[-1 - number % len(self.proposals)])
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which)
     def a_run_claims(self, number: int) -> None:
-        run = self.runs[number % len(self.runs)]
-        if run.proposed is not None:
+        run = self.pick(number)
+        if run is not None and run.proposed is not None:
             self.create(run.proposed)
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which)
     def a_run_asks_what_became_of_its_claim(self, number: int) -> None:
-        run = self.runs[number % len(self.runs)]
-        proposed = run.proposed
-        if proposed is None:
+        run = self.pick(number)
+        if run is None or run.proposed is None:
             return
+        proposed = run.proposed
         log = self.read()
         with unchanged(log):
             answer = judge_claim(proposed, log)
@@ -156,6 +171,12 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
             assert not took_effect or proposed.slot < log.first_slot
             self.runs.remove(run)
 
+    def a_run_goes_on_undisturbed(self, number: int, dropped: set[int], gap: int) -> None:
+        self.a_run_proposes_to_open_a_generation(number, 0)
+        self.a_run_proposes_to_complete_a_checkpoint(number, dropped, gap)
+        self.a_run_claims(number)
+        self.a_run_asks_what_became_of_its_claim(number)
+
     def on_won(self, run: Run, proposed: Decision, log: DecisionLog) -> None:
         run.proposed = None
         if isinstance(proposed, GenerationOpened):
@@ -164,17 +185,15 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         else:
             run.log.append(proposed)
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which, kept=st.sets(st.integers(1, 40)))
     def a_run_deletes_what_it_knows_to_be_trimmed(self, number: int, kept: set[int]) -> None:
-        run = self.runs[number % len(self.runs)]
-        for slot in [slot for slot in self.stored if slot < run.log.first_slot and slot not in kept]:
+        run = self.pick(number)
+        known = 0 if run is None else run.log.first_slot
+        for slot in [slot for slot in self.stored if slot < known and slot not in kept]:
             del self.stored[slot]
 
-    @precondition(lambda self: self.runs)
-    @rule(number=which)
     def a_run_dies(self, number: int) -> None:
-        del self.runs[number % len(self.runs)]
+        if self.runs:
+            del self.runs[-1 - number % len(self.runs)]
 
     # -- what must hold ---------------------------------------------------------------------------
 
@@ -224,7 +243,6 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         generations = [record.generation for record in self.history]
         assert generations == sorted(generations)
 
-    @rule()
     def a_superseded_run_can_propose_nothing(self) -> None:
         """A generation that the log has left behind proposes no completion, by a log that knows of it."""
         log = self.read()

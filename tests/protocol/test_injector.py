@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.protocol.search import search
+from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
 from tidegate.errors import CheckpointInProgress, ProtocolViolation
 from tidegate.protocol.injector import Injector
@@ -141,6 +141,13 @@ def test_cancels_that_wait_do_not_keep_new_barriers_out() -> None:
     assert [barrier.is_cancel for barrier in injector.pending] == [True, True, True, False]
 
 
+STEPS = steps(
+    (3, "inject", {"ahead": st.sampled_from([1, 1, 1, 2, 0, -1])}),
+    (1, "cancel", {"ahead": st.integers(-3, 1)}),
+    (2, "poll", {}),
+)
+
+
 class InjectorAgainstAModel(RuleBasedStateMachine):
     """The model is what the source's channel will hold: every barrier once, in order, or its CANCEL."""
 
@@ -151,7 +158,11 @@ class InjectorAgainstAModel(RuleBasedStateMachine):
         self.largest = after
         self.queue: deque[Barrier] = deque()
 
-    @rule(ahead=st.integers(-2, 3))
+    @rule(step=STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     def inject(self, ahead: int) -> None:
         barrier = Barrier(max(1, self.largest + ahead), 1)
         waiting = sum(not pending.is_cancel for pending in self.queue)
@@ -163,7 +174,6 @@ class InjectorAgainstAModel(RuleBasedStateMachine):
             self.queue.append(barrier)
             self.largest = barrier.checkpoint_id
 
-    @rule(ahead=st.integers(-3, 2))
     def cancel(self, ahead: int) -> None:
         barrier = Barrier(max(1, self.largest + ahead), 1)
         self.injector.cancel(barrier)
@@ -172,7 +182,6 @@ class InjectorAgainstAModel(RuleBasedStateMachine):
         self.queue = deque([*older, Barrier(barrier.checkpoint_id, 1, CANCEL), *newer])
         self.largest = max(self.largest, barrier.checkpoint_id)
 
-    @rule()
     def poll(self) -> None:
         assert self.injector.poll() == (self.queue.popleft() if self.queue else None)
 

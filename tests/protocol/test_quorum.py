@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tests.protocol.search import search
+from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
 from tidegate.errors import ProtocolViolation
 from tidegate.protocol.coordinator import StageReport
@@ -293,8 +293,23 @@ def test_acks_and_announcements_survive_json_with_their_64_bit_numbers() -> None
 
 
 INSTANCES = ["a", "b", "c"]
-instances = st.sampled_from([*INSTANCES, "stranger"])
-slightly = st.sampled_from([0, 0, 0, 0, 1, -1])
+instances = st.sampled_from([*INSTANCES * 3, "stranger"])
+mistakes = st.sampled_from([""] * 8 + ["generation", "checkpoint_id", "attempt"])
+QUORUM_STEPS = steps(
+    (
+        6,
+        "an_ack_comes",
+        {
+            "instance": instances,
+            "watermark_ms": st.sampled_from([None, -3, 0, 1, 2, 3]),
+            "error": st.sampled_from([None] * 5 + ["disk full"]),
+            "mistake": mistakes,
+            "by": st.sampled_from([-1, 1]),
+        },
+    ),
+    (1, "an_instance_is_lost", {"instance": instances}),
+    (3, "time_passes", {"ms": st.sampled_from([1, 100, 600])}),
+)
 
 
 class QuorumAgainstAModel(RuleBasedStateMachine):
@@ -310,32 +325,18 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
         self.failed: list[str] = []
         self.end: Outcome | None = None
 
-    @rule(
-        instance=instances,
-        watermark_ms=st.none() | st.integers(-3, 3),
-        error=st.sampled_from([None, None, None, "disk full"]),
-        generation=slightly,
-        checkpoint=slightly,
-        attempt=slightly,
-    )
+    @rule(step=QUORUM_STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     def an_ack_comes(
-        self,
-        instance: str,
-        watermark_ms: int | None,
-        error: str | None,
-        generation: int,
-        checkpoint: int,
-        attempt: int,
+        self, instance: str, watermark_ms: int | None, error: str | None, mistake: str, by: int
     ) -> None:
-        said = Ack(
-            instance,
-            BARRIER.checkpoint_id + checkpoint,
-            ATTEMPT + attempt,
-            GENERATION + generation,
-            error,
-            watermark_ms,
-        )
-        is_right = not (generation or checkpoint or attempt)
+        said = ack(instance, watermark_ms, error)
+        if mistake:
+            said = msgspec.structs.replace(said, **{mistake: getattr(said, mistake) + by})
+        is_right = not mistake
         is_waited_for = instance in self.missing and self.end is None
         if is_right and is_waited_for:
             assert self.quorum.on_ack(said) is AckAnswer.ACCEPTED
@@ -356,14 +357,12 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
     def missing(self) -> list[str]:
         return [each for each in self.members if each not in self.acks and each not in self.lost]
 
-    @rule(instance=instances)
     def an_instance_is_lost(self, instance: str) -> None:
         if instance in self.missing and self.end is None:
             self.lost.append(instance)
             self.failed.append(instance)
         self.quorum.on_lost(instance)
 
-    @rule(ms=st.sampled_from([1, 100, 600]))
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
         outcome = self.quorum.on_time(self.now_ms)
@@ -397,6 +396,17 @@ TestQuorumAgainstAModel = QuorumAgainstAModel.TestCase
 TestQuorumAgainstAModel.settings = search(80, steps=20)
 
 
+ANNOUNCEMENT_STEPS = steps(
+    (3, "announce", {"phase": st.sampled_from(AnnouncedPhase)}),
+    (
+        3,
+        "tell",
+        {"number": st.integers(0, 2), "lost": st.sets(st.integers(1, 20)), "back": st.integers(0, 2)},
+    ),
+    (1, "trim_what_all_have_seen", {}),
+)
+
+
 class AnnouncementsAgainstAModel(RuleBasedStateMachine):
     """Readers that are told late, twice or not at all take everything once and in order."""
 
@@ -407,19 +417,21 @@ class AnnouncementsAgainstAModel(RuleBasedStateMachine):
         self.taken: list[list[int]] = [[] for _ in range(readers)]
         self.count = 0
 
-    @rule(phase=st.sampled_from(AnnouncedPhase))
+    @rule(step=ANNOUNCEMENT_STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     def announce(self, phase: AnnouncedPhase) -> None:
         self.count += 1
         assert self.announcements.announce(phase, BARRIER, ATTEMPT).sequence == self.count
 
-    @rule(number=st.integers(0, 2), lost=st.sets(st.integers(1, 20)), back=st.integers(0, 2))
     def tell(self, number: int, lost: set[int], back: int) -> None:
         reader = self.readers[number % len(self.readers)]
         told = self.announcements.since(max(0, reader.seen - back))
         taken = reader.take(each for each in told if each.sequence not in lost)
         self.taken[number % len(self.readers)] += [each.sequence for each in taken]
 
-    @rule()
     def trim_what_all_have_seen(self) -> None:
         self.announcements.seen_by_all(min(reader.seen for reader in self.readers))
 

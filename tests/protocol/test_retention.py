@@ -4,17 +4,27 @@ from typing import Final
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.protocol.logs import complete, log_with, open_generation, propose
-from tests.protocol.search import search
+from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog
 from tidegate.protocol.retention import StoredFile, deletable, retained_after
 
 NOTHING: frozenset[str] = frozenset()
 
-which = st.integers(0, 9)
+which = st.sampled_from([0, 0, 0, 1, 1, 2])  # counted back from the newest run
+shares = st.integers(0, 7)
+coins = st.booleans()
+STEPS = steps(
+    (1, "a_run_takes_over", {}),
+    (4, "a_run_writes", {"number": which, "count": st.integers(1, 3)}),
+    (2, "a_run_is_done_with_some_of_its_files", {"number": which, "share": shares}),
+    (5, "the_newest_run_claims_a_slot", {"share": shares, "also_decided": coins}),
+    (2, "a_run_learns_that_it_has_won", {"number": which}),
+    (4, "a_run_cleans_up", {"number": which, "unknown": st.sets(st.integers(0, 9)), "is_whole": coins}),
+)
 
 
 class TestWhatIsRetained:
@@ -121,19 +131,23 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         self.runs: list[Run] = []
         self.a_run_takes_over()
 
+    @rule(step=STEPS)
+    def something_happens(self, step: Step) -> None:
+        name, drawn = step
+        getattr(self, name)(**drawn)
+
     def read(self) -> DecisionLog:
         return DecisionLog.from_records(self.history)
 
-    @precondition(lambda self: len(self.runs) < 4)
-    @rule()
     def a_run_takes_over(self) -> None:
+        if len(self.runs) == 4:
+            return
         log = self.read()
         opening = log.opening("run", None if log.newest is None else log.newest.checkpoint_id)
         self.history.append(opening)
         log.append(opening)
         self.runs.append(Run(opening.generation, log))
 
-    @rule(number=which, count=st.integers(1, 3))
     def a_run_writes(self, number: int, count: int) -> None:
         run = self.runs[-1 - number % len(self.runs)]
         for _ in range(count):
@@ -142,12 +156,10 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
             self.stored[path] = run.generation
             run.own_files.add(path)
 
-    @rule(number=which, share=st.integers(0, 7))
     def a_run_is_done_with_some_of_its_files(self, number: int, share: int) -> None:
         run = self.runs[-1 - number % len(self.runs)]
         run.own_files = {path for path in run.own_files if hash_of(path) % 8 >= share}
 
-    @rule(share=st.integers(0, 7), also_decided=st.booleans())
     def the_newest_run_claims_a_slot(self, share: int, also_decided: bool) -> None:
         """The checkpoint refers to files of its run and of its parent. Its outcome may not be known yet."""
         run = self.runs[-1]
@@ -163,7 +175,6 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         if also_decided:
             self.a_run_learns_that_it_has_won(0)
 
-    @rule(number=which)
     def a_run_learns_that_it_has_won(self, number: int) -> None:
         run = self.runs[-1 - number % len(self.runs)]
         if run.undecided is not None:
@@ -171,7 +182,6 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
             run.undecided = None
             run.under_way = NOTHING
 
-    @rule(number=which, unknown=st.sets(which, max_size=1), is_whole=st.booleans())
     def a_run_cleans_up(self, number: int, unknown: set[int], is_whole: bool) -> None:
         run = self.runs[-1 - number % len(self.runs)]
         hidden = set() if is_whole else {each for each in run.log.retained if each % 10 in unknown}
