@@ -330,9 +330,7 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
         name, drawn = step
         getattr(self, name)(**drawn)
 
-    def an_ack_comes(
-        self, instance: str, watermark_ms: int | None, error: str | None, mistake: str, by: int
-    ) -> None:
+    def an_ack_comes(self, instance: str, watermark_ms: int | None, error: str | None, mistake: str, by: int) -> None:
         said = ack(instance, watermark_ms, error)
         if mistake:
             said = msgspec.structs.replace(said, **{mistake: getattr(said, mistake) + by})
