@@ -49,6 +49,30 @@ def test_a_chain(tmp_path: Path, spark: SparkSession) -> None:
     check(pipeline, spark, tmp_path / "lake", {"kept": ["id", "value"]})
 
 
+def test_a_chain_of_many_batches_is_restored_again_and_again(tmp_path: Path, spark: SparkSession) -> None:
+    """More batches than Spark's logs keep: a restored stage must not ask for what was trimmed."""
+    pipeline = tg.Pipeline("many_batches")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", files_per_batch=1)
+
+    @pipeline.stage
+    def counted(rows: DataFrame) -> DataFrame:
+        return rows.withWatermark("ts", "1 day").dropDuplicates(["id", "ts"])
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(counted: DataFrame) -> DataFrame:
+        return counted.select("id", "value")
+
+    for first_file in (0, 30, 35, 40):
+        write_input(tmp_path / "in", 30 if first_file == 0 else 5, 5, first_file=first_file)
+        run_to_end(pipeline, tmp_path / "root", spark)
+        check(pipeline, spark, tmp_path / "lake", {"table": ["id", "value"]})
+    stages = next(iter(sorted((tmp_path / "root" / "generations").iterdir(), reverse=True))) / "stages"
+    assert len(list((stages / "counted" / "spark" / "sources" / "0").glob("[0-9]*"))) < 30
+
+
 def test_one_channel_with_three_readers_of_different_speed(tmp_path: Path, spark: SparkSession) -> None:
     write_input(tmp_path / "in", 10, 40)
     pipeline = tg.Pipeline("fan_out")

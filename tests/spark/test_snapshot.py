@@ -92,7 +92,7 @@ def test_of_a_gates_log_the_last_entry_is_needed_and_nothing_of_later_batches(tm
     checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
     touch(checkpoint, *(f"sources/0/{number}" for number in range(7, 14)))
     found = {name for name in files_at(checkpoint, 3, reads_gates=True) if name.startswith("sources")}
-    assert {"sources/0/10"} <= found <= {"sources/0/9", "sources/0/10"}
+    assert found == set()  # they start anew when the stage is restored
 
 
 def test_a_gate_that_was_not_read_yet_has_no_log_at_the_batch_though_a_later_one_wrote_it(tmp_path: Path) -> None:
@@ -444,7 +444,7 @@ def test_a_join_of_two_streams_that_is_restored_goes_on_with_the_very_same_rows(
     session = StageSessions(spark).of_sources
     session.conf.set("spark.sql.shuffle.partitions", "1")
     for side in ("left", "right"):
-        write_input(tmp_path / side, 5, 6)
+        write_input(tmp_path / side, 3, 6)
 
     def joined() -> DataFrame:
         ours = stream(session, tmp_path / "left", 1).withWatermark("ts", "1 hour").alias("l")
@@ -476,9 +476,9 @@ def test_stages_that_have_read_many_segments_are_restored_again_and_again(spark:
     def unique(rows: DataFrame) -> DataFrame:
         return rows.withWatermark("ts", "1 day").dropDuplicates(["id", "ts"]).select("id")
 
-    for number in range(3):
+    for number in range(2):
         write_input(tmp_path / "in", 5, 4, first_file=5 * number)
         run_to_end(pipeline, tmp_path / "root", spark)
         # Once more, with nothing to do: a checkpoint of a stage that has run no batch since it was restored.
         run_to_end(pipeline, tmp_path / "root", spark)
-    assert table_rows(tmp_path / "lake" / "unique", ["id"]) == {(each,): 1 for each in range(60)}
+    assert table_rows(tmp_path / "lake" / "unique", ["id"]) == {(each,): 1 for each in range(40)}

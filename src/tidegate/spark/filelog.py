@@ -27,6 +27,10 @@ _VERSION: Final = "v1"
 # death of long-running file streams. Tidegate trims them instead.
 NEVER_COMPACT: Final = 1_000_000
 
+# Where the source logs of a restored stage start: the one entry that is compacted all the same.
+RESTARTED_OFFSET: Final = NEVER_COMPACT - 1
+_RESTARTED: Final = f'{{"logOffset":{RESTARTED_OFFSET}}}'
+
 
 class SinkLogEntry(msgspec.Struct, frozen=True, rename="camel"):
     path: str
@@ -153,8 +157,35 @@ def log_offset(source: str) -> int:
     return msgspec.json.decode(source, type=_LogOffset).log_offset
 
 
+def restart_source_logs(checkpoint: Path, batch: int) -> None:
+    """Make the sources of a restored stage start anew: they have seen nothing, and their next offset follows.
+
+    A source log without a compact file must reach back to its first entry when a query starts, which would keep
+    every entry for ever. So the offsets of the last two batches are moved to a number that is compacted by the
+    interval, whose compact file is empty: what was consumed is not in the new gates. Both get the same offset, so
+    Spark looks up no files between them.
+    """
+    newest = _read_lines(checkpoint / "offsets" / str(batch))
+    if newest is None:
+        raise DamagedCheckpoint(f"{checkpoint / 'offsets' / str(batch)} is missing")
+    sources = ["-" if source == "-" else _RESTARTED for source in newest[1:]]
+    for number in (batch - 1, batch):
+        path = checkpoint / "offsets" / str(number)
+        lines = _read_lines(path)
+        if lines is not None:
+            path.unlink()  # it may be a link to a snapshot's file, which must stay as it is
+            write_whole(path, [lines[0], *sources])
+    for index, source in enumerate(sources):
+        if source != "-":
+            log = checkpoint / "sources" / str(index)
+            log.mkdir(parents=True)
+            write_whole(log / f"{RESTARTED_OFFSET}.compact", [])
+
+
 def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:
     """The files that a file source took up at one offset."""
+    if offset == RESTARTED_OFFSET:
+        return []
     path = checkpoint / "sources" / str(index) / str(offset)
     lines = _read_lines(path)
     return None if lines is None else [_decoded(_source_decoder, line, path) for line in lines]

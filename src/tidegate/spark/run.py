@@ -251,7 +251,13 @@ class _Run:
             restore_output(output, None if start is None else start.cut)
             checkpoint = folder / "spark"
             if start is not None:
-                restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
+                restore_checkpoint(
+                    self._root.paths,
+                    start.files,
+                    checkpoint,
+                    definition.name,
+                    restart_sources_at=start.cut if definition.inputs else None,
+                )
             reached(Step.STAGE_RESTORED)
             stage.open_gates()
             stage.query = queries.start(

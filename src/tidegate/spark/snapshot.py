@@ -22,14 +22,13 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.spark.filelog import METADATA, log_offset, read_offsets, seed_sink_log
+from tidegate.spark.filelog import METADATA, log_offset, read_offsets, restart_source_logs, seed_sink_log
 from tidegate.storage.manifest import SnapshotFile
 from tidegate.storage.paths import RootPaths
 
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog|delta|snapshot)")
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
-_GATE_OFFSETS_KEPT: Final = 2
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
 
 
@@ -54,14 +53,14 @@ def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
     names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
     if f"offsets/{batch}" not in names or f"commits/{batch}" not in names:
         raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
-    names += _source_files(checkpoint, batch, reads_gates=reads_gates)
+    if not reads_gates:
+        names += _source_files(checkpoint, batch)
     names += _state_files(checkpoint, batch + 1)
     return names
 
 
-def _source_files(checkpoint: Path, batch: int, *, reads_gates: bool) -> Iterator[str]:
-    """Logs of the sources. A gate's source needs only what its last two batches read; a source of the user's may
-    need all of its log, so of that everything up to the batch is kept."""
+def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
+    """Logs of the user's own sources, which may need all of them. Those of gates start anew at a restore."""
     sources = checkpoint / "sources"
     if not sources.is_dir():
         return
@@ -74,11 +73,7 @@ def _source_files(checkpoint: Path, batch: int, *, reads_gates: bool) -> Iterato
             if not path.is_file() or path.name.startswith("."):
                 continue
             number = path.name.removesuffix(".compact")
-            if newest is None or not number.isdigit():
-                wanted = True
-            else:
-                wanted = int(number) <= newest and (not reads_gates or int(number) > newest - _GATE_OFFSETS_KEPT)
-            if wanted:
+            if newest is None or not number.isdigit() or int(number) <= newest:
                 yield path.relative_to(checkpoint).as_posix()
 
 
@@ -196,8 +191,15 @@ def checksum(path: Path) -> tuple[int, str]:
         return file.tell(), digest.hexdigest()
 
 
-def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkpoint: Path, stage: str) -> None:
-    """Build Spark's checkpoint folder from a snapshot."""
+def restore_checkpoint(
+    paths: RootPaths,
+    files: tuple[SnapshotFile, ...],
+    checkpoint: Path,
+    stage: str,
+    *,
+    restart_sources_at: int | None = None,
+) -> None:
+    """Build Spark's checkpoint folder from a snapshot. `restart_sources_at`: the cut of a stage that reads gates."""
     for file in files:
         target = checkpoint / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -209,6 +211,8 @@ def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkp
             target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
         else:
             link(source, target)
+    if restart_sources_at is not None:
+        restart_source_logs(checkpoint, restart_sources_at)
 
 
 def restore_output(output: Path, batch: int | None) -> None:
