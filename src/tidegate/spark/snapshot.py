@@ -26,7 +26,8 @@ from tidegate.spark.filelog import METADATA, log_offset, read_offsets, restart_s
 from tidegate.storage.manifest import SnapshotFile
 from tidegate.storage.paths import RootPaths
 
-_STATE_FILE: Final = re.compile(r"(\d+)(?:_[0-9a-f-]+)?\.(zip|changelog|delta|snapshot)")
+_STATE_FILE: Final = re.compile(r"(\d+)(?:_([0-9a-f-]+))?\.(zip|changelog|delta|snapshot)")
+_FULL: Final = ("zip", "snapshot")
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
@@ -105,10 +106,11 @@ def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
 
 
 def _store_files(checkpoint: Path, store: Path, files: list[re.Match[str]], version: int) -> Iterator[str]:
-    full = [int(match[1]) for match in files if match[2] in ("zip", "snapshot") and int(match[1]) <= version]
+    files = [match for match in files if match[3] not in _FULL or _is_of_the_commit(checkpoint, match)]
+    full = [int(match[1]) for match in files if match[3] in _FULL and int(match[1]) <= version]
     oldest = max(full, default=0)
     for match in files:
-        is_full = match[2] in ("zip", "snapshot")
+        is_full = match[3] in _FULL
         number = int(match[1])
         if number > version or number < oldest or (number == oldest and not is_full and full):
             continue
@@ -116,9 +118,24 @@ def _store_files(checkpoint: Path, store: Path, files: list[re.Match[str]], vers
             continue
         path = store / match[0]
         yield path.relative_to(checkpoint).as_posix()
-        if match[2] == "zip":
+        if match[3] == "zip":
             for shared in _shared_files(path):
                 yield (store / shared).relative_to(checkpoint).as_posix()
+
+
+def _is_of_the_commit(checkpoint: Path, full: re.Match[str]) -> bool:
+    """Whether a full snapshot is of the task that was committed, not of one that was tried in vain.
+
+    The commit log of its batch names the unique ids. It is gone for old batches and in a restored folder, which
+    holds only what was looked at before.
+    """
+    if full[2] is None:
+        return True
+    try:
+        commit = (checkpoint / "commits" / str(int(full[1]) - 1)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return True
+    return "stateUniqueIds" not in commit or full[2] in commit
 
 
 def _shared_files(snapshot: Path) -> list[str]:
