@@ -25,7 +25,8 @@ _VERSION: Final = "v1"
 
 # Neither of a stage's own logs is ever compacted by Spark: rewriting every entry since the beginning is the slow
 # death of long-running file streams. Tidegate trims them instead.
-NEVER_COMPACT: Final = 1_000_000
+# The largest interval that Spark takes: a million, at ten batches a second, would be over within a day.
+NEVER_COMPACT: Final = 2**31 - 1
 
 # Where the source logs of a restored stage start: the one entry that is compacted all the same.
 RESTARTED_OFFSET: Final = NEVER_COMPACT - 1
