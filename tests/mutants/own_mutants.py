@@ -112,7 +112,7 @@ OWN_DEFECTS: Final = (
         "sinks_that_lag_hold_nothing_back",
         Section.OWN,
         "checkpoints are completed without end that no sink has committed",
-        rewrite(Edit(Coordinator._may_trigger, "and len(self._completed) <= most", "")),
+        rewrite(Edit(Coordinator._may_trigger, "and under_way <= most", "")),
         properties.sinks_that_lag_hold_checkpoints_back,
     ),
     # -- ids and announcements

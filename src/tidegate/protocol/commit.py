@@ -56,7 +56,7 @@ _PROOF: Final = object()
 def permit_commit(log: DecisionLog, checkpoint_id: int, generation: int) -> CommitPermit:
     """The permit for a checkpoint that the log holds, for the generation that will do the committing."""
     record = log.completed(checkpoint_id)
-    if record is None:
+    if record is None or record not in log.lineage():
         raise InvariantViolation(f"checkpoint {checkpoint_id} was not decided: nothing may be committed for it")
     return CommitPermit(checkpoint_id, record.epoch, generation, _proof=_PROOF)
 

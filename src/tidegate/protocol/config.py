@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -24,6 +24,8 @@ class AlignmentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_inflight_bytes: int = 1 << 30
 
     def __post_init__(self) -> None:
+        if self.unaligned not in get_args(UnalignedMode):
+            raise InvalidConfig(f"unaligned is {self.unaligned!r}, not one of {', '.join(get_args(UnalignedMode))}")
         _at_least("timeout_ms", self.timeout_ms, 0)
         _at_least("max_inflight_bytes", self.max_inflight_bytes, 0)
 

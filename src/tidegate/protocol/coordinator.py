@@ -345,7 +345,8 @@ class Coordinator:
 
     def _may_trigger(self) -> bool:
         most = self._config.max_concurrent
-        return not self._draining and len(self._active) < most and len(self._completed) <= most
+        under_way = len(self._active) + len(self._completed)
+        return not self._draining and len(self._active) < most and under_way <= most
 
     def _trigger(self, flags: Flag, now_ms: int) -> Begin:
         if flags & Flag.CANCEL:

@@ -93,10 +93,15 @@ class DecisionLog:
         if not by_slot:
             return log
         last = max(by_slot)
+        if not 1 <= by_slot[last].log_start <= last:
+            raise DamagedLog(f"slot {last} of the decision log starts the log at slot {by_slot[last].log_start}")
         for slot in range(by_slot[last].log_start, last + 1):
             if slot not in by_slot:
                 raise DamagedLog(f"the decision log lacks slot {slot}; its last slot is {last}")
             log.append(by_slot[slot])
+        lost = [kept for kept in log.retained if kept not in log._completed]
+        if lost:
+            raise DamagedLog(f"the decision log retains checkpoint {lost[0]}, but its record is missing")
         return log
 
     def append(self, record: Decision) -> None:

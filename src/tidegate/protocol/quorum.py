@@ -86,12 +86,14 @@ class AnnouncementReader:
         Stops before a gap: the missing ones must be asked for again from `seen`.
         """
         taken: list[Announcement] = []
+        announcements = tuple(announcements)
         for announcement in announcements:
             if announcement.generation != self._generation:
                 raise ProtocolViolation(
                     f"announcement {announcement.sequence} is of generation {announcement.generation}, "
                     f"this instance is of generation {self._generation}"
                 )
+        for announcement in announcements:
             if announcement.sequence == self._seen + 1:
                 self._seen += 1
                 taken.append(announcement)

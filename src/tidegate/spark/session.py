@@ -44,11 +44,12 @@ def local_session(name: str, log: Path) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)
-    logging = f"-Dlog4j2.configurationFile=file:{_LOG_SETTINGS} -Dtidegate.spark.log={log}"
+    # By the environment, not by options of the JVM: those cannot hold every path.
+    os.environ["LOG4J_CONFIGURATION_FILE"] = str(_LOG_SETTINGS)
+    os.environ["TIDEGATE_SPARK_LOG"] = str(log)
     return (
         SparkSession.builder.master("local[*]")
         .appName(name)
-        .config("spark.driver.extraJavaOptions", logging)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
