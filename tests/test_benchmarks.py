@@ -90,23 +90,6 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
     check_protocol_results(parse(ran.stdout))
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-def test_a_tiny_run_on_spark_measures_every_case_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    with pytest.MonkeyPatch.context() as environment:
-        environment.setenv("TMPDIR", str(temporary))
-        ran = run("spark", *TINY, "--json", timeout_s=900)
-    assert ran.returncode == 0, ran.stderr
-    results = parse(ran.stdout)
-    assert Counter(result["name"] for result in results) == SPARK_CASES
-    assert all(result["benchmark"] == "spark" and "wall clock" in result["clock"] for result in results)
-    assert all(result["median"] > 0 for result in results if result["unit"] in ("rows/s", "s", "kB"))
-    assert sum(result["target"] is not None for result in results) == 10
-    assert not list(temporary.glob("tidegate-*"))
-
-
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
 # A row far in the future lets the windows before it close; it is in no window that closes itself.
 _FUTURE: Final = timedelta(days=10)
-_KILLS: Final = ("manifest_written:6", "sink_committed:13")
+_KILLS: Final = ("manifest_written:3", "sink_committed:7")
 
 Rows = Counter[tuple[Any, ...]]
 
