@@ -28,9 +28,8 @@ _VERSION: Final = "v1"
 # The largest interval that Spark takes: a million, at ten batches a second, would be over within a day.
 NEVER_COMPACT: Final = 2**31 - 1
 
-# Where the source logs of a restored stage start: the one entry that is compacted all the same.
-RESTARTED_OFFSET: Final = NEVER_COMPACT - 1
-_RESTARTED: Final = f'{{"logOffset":{RESTARTED_OFFSET}}}'
+# Where the source logs of a restored stage start again.
+_RESTARTED: Final = '{"logOffset":0}'
 
 
 class SinkLogEntry(msgspec.Struct, frozen=True, rename="camel"):
@@ -162,9 +161,8 @@ def restart_source_logs(checkpoint: Path, batch: int) -> None:
     """Make the sources of a restored stage start anew: they have seen nothing, and their next offset follows.
 
     A source log without a compact file must reach back to its first entry when a query starts, which would keep
-    every entry for ever. So the offsets of the last two batches are moved to a number that is compacted by the
-    interval, whose compact file is empty: what was consumed is not in the new gates. Both get the same offset, so
-    Spark looks up no files between them.
+    every entry for ever. So the offsets of the last two batches are moved to the first entry, which is empty: what
+    was consumed is not in the new gates. Both get the same offset, so Spark looks up no files between them.
     """
     newest = _read_lines(checkpoint / "offsets" / str(batch))
     if newest is None:
@@ -180,13 +178,11 @@ def restart_source_logs(checkpoint: Path, batch: int) -> None:
         if source != "-":
             log = checkpoint / "sources" / str(index)
             log.mkdir(parents=True)
-            write_whole(log / f"{RESTARTED_OFFSET}.compact", [])
+            write_whole(log / "0", [])
 
 
 def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:
     """The files that a file source took up at one offset."""
-    if offset == RESTARTED_OFFSET:
-        return []
     path = checkpoint / "sources" / str(index) / str(offset)
     lines = _read_lines(path)
     return None if lines is None else [_decoded(_source_decoder, line, path) for line in lines]
