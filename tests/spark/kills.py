@@ -21,7 +21,7 @@ from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
-_RUN_SECONDS = 240
+_RUN_SECONDS = 900
 
 
 class KilledRuns:
