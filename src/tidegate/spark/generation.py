@@ -119,7 +119,6 @@ class Generation:
         self._threads = {name: ThreadPoolExecutor(1, f"tidegate-{name}") for name in self._definitions}
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
-        self._last_visible = 0
         self.channels = {
             name: Channel(name, 0 if base is None else base.stages[name].output_sequence) for name in self._definitions
         }
@@ -379,7 +378,6 @@ class Generation:
         reached(Step.ALL_SINKS_COMMITTED)
         with suppress(CheckpointError):  # the one that was restored is not this coordinator's
             self.coordinator.on_sinks_committed(checkpoint_id)
-        self._last_visible = checkpoint_id
         self._clean_up(checkpoint_id)
 
     def _clean_up(self, checkpoint_id: int) -> None:

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.spark.filelog import METADATA, log_offset, read_offsets, restart_source_logs, seed_sink_log
+from tidegate.spark.filelog import log_offset, read_offsets, restart_source_logs, seed_sink_log
 from tidegate.storage.manifest import SnapshotFile
 from tidegate.storage.paths import RootPaths
 
@@ -237,6 +237,3 @@ def restore_output(output: Path, batch: int | None) -> None:
     output.mkdir(parents=True)
     if batch is not None:
         seed_sink_log(output, batch)
-
-
-__all__ = ["METADATA", "Snapshotter", "checksum", "files_at", "restore_checkpoint", "restore_output"]
