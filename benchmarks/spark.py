@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from benchmarks.measure import Benchmark, Case, Derived, Round, Target
@@ -20,6 +21,8 @@ _SMALL_FILES: Final = 30
 _SMALL_FILE_ROWS: Final = 100
 _LATENCY_FILES: Final = 25
 _RESTARTS: Final = 3
+_FEW_SEGMENTS: Final = 200
+_MANY_SEGMENTS: Final = 20_000
 _STATE_MB: Final = (10, 100, 1_000)
 _SETTLE_S: Final = 8.0
 _COUNTED_S: Final = 15.0
@@ -42,22 +45,12 @@ latency: one row at a time; from its file's appearance to the commit of the batc
   of a run, divided by 3 hops. Tidegate's rows are then staged; they are visible with the next checkpoint.
 restart: all queries are stopped, a file is added, all are started; until the last query has committed its first
   batch. Median of 3 in each round.
+batch: of one query that reads a gate, one segment of one row at a time, with its logs trimmed as Tidegate does; the
+  median of 60, once after 200 segments and once after 20,000. Measured once, in the first round.
 state: a source that drops duplicates of 1,000-byte keys, at 400 new keys a second, a checkpoint every second, Spark's
   state maintenance every 5 s. Measured once, in the first round: medians over the checkpoints of 15 s.
   written: new files of the stage's snapshots (hard links on a local root) and the whole manifests. changed: what
   Spark itself has put into its state folder between the first and the last of these manifests."""
-
-
-class _Once:
-    """Remembers what was measured, for the other cases of the same measurement."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, StateCost] = {}
-
-    def of(self, name: str, measure: Callable[[], StateCost]) -> StateCost:
-        if name not in self._values:
-            self._values[name] = measure()
-        return self._values[name]
 
 
 def _cases(scale: float) -> list[Case | Derived]:
@@ -74,6 +67,7 @@ def _cases(scale: float) -> list[Case | Derived]:
         *_throughput("small batches", small),
         *_latency(work(_LATENCY_FILES, 3)),
         *_restart(_RESTARTS if scale >= 1 else 1),
+        *_flat(_FEW_SEGMENTS, work(_MANY_SEGMENTS, 2 * _FEW_SEGMENTS)),
         *_state([work(size, least) for least, size in enumerate(_STATE_MB, 1)], min(1.0, scale)),
     ]
 
@@ -142,14 +136,30 @@ def _restart(restarts: int) -> list[Case | Derived]:
     return [plain, tidegate, ratio]
 
 
+def _flat(few: int, many: int) -> list[Case | Derived]:
+    from benchmarks.spark_flat import measure_flat
+
+    both = cache(lambda: measure_flat(few, many))
+    after_few = Case("batch", {"segments before": few}, "ms", lambda: both()[0])
+    after_many = Case("batch", {"segments before": many}, "ms", lambda: both()[1])
+
+    def growth(values: Round) -> float:
+        return values[after_many] / values[after_few]
+
+    return [
+        after_few,
+        after_many,
+        Derived("batch time growth", {"from": few, "to": many}, "ratio", growth, Target(at_most=1.2)),
+    ]
+
+
 def _state(sizes_mb: list[int], time_scale: float) -> list[Case | Derived]:
     from benchmarks.spark_state import measure_state
 
-    once = _Once()
-
+    @cache
     def cost(size_mb: int) -> StateCost:
         settle_s, counted_s = max(2.0, _SETTLE_S * time_scale), max(3.0, _COUNTED_S * time_scale)
-        return once.of(str(size_mb), lambda: measure_state(size_mb * 1_000_000, settle_s, counted_s))
+        return measure_state(size_mb * 1_000_000, settle_s, counted_s)
 
     def duration(size_mb: int) -> Case:
         return Case("checkpoint", {"MB of state": size_mb}, "ms", lambda: cost(size_mb).duration_ms)

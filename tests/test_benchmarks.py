@@ -46,6 +46,8 @@ SPARK_CASES = {
     },
     **{f"latency per hop: {what}": 1 for what in ("plain, tuned settings", "tidegate", "added")},
     **{f"restart: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
+    "batch": 2,
+    "batch time growth": 1,
     "checkpoint": 3,
     "checkpoint time growth": 1,
     "checkpoint, longest": 3,

@@ -177,6 +177,36 @@ def test_a_diamond_of_seven_stages(tmp_path: Path, spark: SparkSession) -> None:
     check(pipeline, spark, tmp_path / "lake", {"all_rows": ["id", "key", "value"], "even_rows": ["id"]})
 
 
+def test_an_input_that_is_read_twice(tmp_path: Path, spark: SparkSession) -> None:
+    """A union with itself is one source to Spark, a join with itself two."""
+    pipeline = tg.Pipeline("twice")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", files_per_batch=1)
+
+    @pipeline.source
+    def others(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "others", files_per_batch=1)
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "united"))
+    def united(rows: DataFrame, others: DataFrame) -> DataFrame:
+        return rows.union(rows.where("id % 2 = 0")).union(others).select("id", "value")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "joined"))
+    def joined(rows: DataFrame, others: DataFrame) -> DataFrame:
+        left = rows.withWatermark("ts", "1 day").alias("left")
+        right = rows.withWatermark("ts", "1 day").alias("right")
+        pairs = left.join(right, F.expr("left.id = right.id + 1 AND left.ts <= right.ts + INTERVAL 1 HOUR"))
+        return pairs.select("left.id", "right.value").union(others.select("id", "value"))
+
+    for first_file in (0, 6):
+        write_input(tmp_path / "in", 6, 20, first_file=first_file)
+        write_input(tmp_path / "others", 3, 5, first_file=first_file)
+        run_to_end(pipeline, tmp_path / "root", spark)
+        check(pipeline, spark, tmp_path / "lake", {"united": ["id", "value"], "joined": ["id", "value"]})
+
+
 def test_an_idle_source_does_not_hold_the_others_back(tmp_path: Path, spark: SparkSession) -> None:
     write_input(tmp_path / "busy", 6, 50)
     (tmp_path / "idle").mkdir()

@@ -62,6 +62,10 @@ class Sink(Protocol):
     @property
     def partition_by(self) -> tuple[str, ...]: ...
 
+    def check_table(self, owner: str, schema: StructType) -> None:
+        """Raise if the table, there or yet to be created, cannot have this schema. Changes nothing."""
+        ...
+
     def prepare_table(self, owner: str, schema: StructType) -> None:
         """Create the table with this schema, or check that it has it."""
         ...

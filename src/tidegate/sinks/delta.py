@@ -24,6 +24,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, StagedFile
+from tidegate.storage.files import link
 from tidegate.storage.parquet import read_footer
 
 if TYPE_CHECKING:
@@ -58,17 +59,24 @@ class DeltaTable:
     def staging_folder(self, owner: str, generation: int) -> Path:
         return self._path / _STAGING / owner / f"{generation:06d}"
 
-    def prepare_table(self, owner: str, schema: StructType) -> None:
+    def check_table(self, owner: str, schema: StructType) -> None:
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise InvalidPipeline(f"{self.describe()} is partitioned by {missing[0]!r}, which {owner} does not have")
+        moments = [name for name in self._partition_by if schema[name].dataType.typeName() == "timestamp"]
+        if moments:
+            # Spark names such a folder in the session's time zone, Delta reads it in UTC.
+            raise InvalidPipeline(
+                f"{self.describe()}: {owner} cannot be partitioned by {moments[0]!r}, a timestamp; take its date"
+            )
+        if not set(schema.names) - set(self._partition_by):
+            raise InvalidPipeline(f"{self.describe()}: {owner} has no column that the table is not partitioned by")
         try:
             wanted = deltalake.Schema.from_json(schema.json())
         except Exception as error:
             raise InvalidPipeline(f"{owner} has a column that a Delta table cannot hold: {error}") from error
         table = self._open()
         if table is None:
-            deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
             return
         found = table.schema()
         if _columns(found) != _columns(wanted):
@@ -82,6 +90,11 @@ class DeltaTable:
                 f"{self.describe()} is partitioned by {partitions or 'nothing'}, "
                 f"not by {self._partition_by or 'nothing'}"
             )
+
+    def prepare_table(self, owner: str, schema: StructType) -> None:
+        self.check_table(owner, schema)
+        wanted = deltalake.Schema.from_json(schema.json())
+        deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
 
     def facts(self, owner: str) -> SinkFacts:
         table = self._open()
@@ -150,9 +163,7 @@ class DeltaTable:
         below = staged.relative_to(self._path / _STAGING / owner).parts[1:]
         inside = [part for part in below[:-1] if "=" in part] + [below[-1]]
         target = self._path.joinpath(*inside)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not target.exists():
-            os.link(staged, target)
+        link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
         values = {
             name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)

@@ -33,6 +33,11 @@ class Channel:
         index = cursor - self._first
         return self._messages[index] if index < len(self._messages) else None
 
+    @property
+    def end(self) -> int:
+        """The cursor of a reader that has seen all."""
+        return self._first + len(self._messages)
+
     def forget_before(self, cursor: int) -> None:
         """Every reader has passed this cursor."""
         del self._messages[: cursor - self._first]

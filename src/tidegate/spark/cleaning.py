@@ -11,8 +11,8 @@ import msgspec
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.retention import StoredFile, deletable
-from tidegate.spark.filelog import remove_file
-from tidegate.spark.stage import BATCH_FOLDER, RunningStage
+from tidegate.spark.output import remove_output
+from tidegate.spark.stage import RunningStage
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
@@ -39,11 +39,7 @@ class CleanUp(msgspec.Struct):
         in_use = frozenset().union(*(stage.held_files for stage in self.stages))
         unneeded = deletable(log, self.generation, references, stored, in_use)
         for file in unneeded:
-            path = self.paths.absolute(file.path)
-            remove_file(path)
-            if path.parent.name.startswith(BATCH_FOLDER):
-                with suppress(OSError):  # other files of the batch are still there
-                    path.parent.rmdir()
+            remove_output(self.paths.absolute(file.path))
         self._remove_empty_folders()
         decisions = StoredDecisions(self.store)
         decisions.trim(log)

@@ -11,7 +11,7 @@ that Spark wrote, and make Spark read logs that we wrote.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 from urllib.parse import quote, unquote
@@ -53,6 +53,16 @@ class BatchOffsets(msgspec.Struct, frozen=True):
 
     watermark_ms: int | None
     sources: tuple[str | None, ...]
+
+
+class StageSource(msgspec.Struct, frozen=True):
+    """A source of a stage's query: the input that it reads, and the number of its source log.
+
+    A batch's offsets name every source in the order of the plan; those that are equal share a log.
+    """
+
+    input: str
+    log: int
 
 
 class _OffsetMetadata(msgspec.Struct, rename="camel"):
@@ -157,28 +167,23 @@ def log_offset(source: str) -> int:
     return msgspec.json.decode(source, type=_LogOffset).log_offset
 
 
-def restart_source_logs(checkpoint: Path, batch: int) -> None:
+def restart_source_logs(checkpoint: Path, batch: int, sources: Sequence[StageSource]) -> None:
     """Make the sources of a restored stage start anew: they have seen nothing, and their next offset follows.
 
     A source log without a compact file must reach back to its first entry when a query starts, which would keep
     every entry for ever. So the offsets of the last two batches are moved to the first entry, which is empty: what
     was consumed is not in the new gates. Both get the same offset, so Spark looks up no files between them.
     """
-    newest = _read_lines(checkpoint / "offsets" / str(batch))
-    if newest is None:
-        raise DamagedCheckpoint(f"{checkpoint / 'offsets' / str(batch)} is missing")
-    sources = ["-" if source == "-" else _RESTARTED for source in newest[1:]]
     for number in (batch - 1, batch):
         path = checkpoint / "offsets" / str(number)
         lines = _read_lines(path)
         if lines is not None:
             path.unlink()  # it may be a link to a snapshot's file, which must stay as it is
-            write_whole(path, [lines[0], *sources])
-    for index, source in enumerate(sources):
-        if source != "-":
-            log = checkpoint / "sources" / str(index)
-            log.mkdir(parents=True)
-            write_whole(log / "0", [])
+            write_whole(path, [lines[0], *(_RESTARTED for _ in sources)])
+    for number in {source.log for source in sources}:
+        log = checkpoint / "sources" / str(number)
+        log.mkdir(parents=True)
+        write_whole(log / "0", [])
 
 
 def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:

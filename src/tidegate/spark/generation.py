@@ -46,7 +46,7 @@ from tidegate.protocol.retention import retained_after
 from tidegate.sinks.contract import CommitAnswer, Committable
 from tidegate.spark import cleaning
 from tidegate.spark.channel import Channel
-from tidegate.spark.filelog import remove_file
+from tidegate.spark.output import remove_output
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.stage import RunningStage, StagePlace
 from tidegate.spark.steps import Step, reached
@@ -165,7 +165,7 @@ class Generation:
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():
             cursors = [stage.cursor(name) for stage in self.stages.values() if name in stage.definition.inputs]
-            channel.forget_before(min(cursors, default=0))
+            channel.forget_before(min(cursors, default=channel.end))
 
     def check_queries(self) -> None:
         for stage in self.stages.values():
@@ -233,6 +233,7 @@ class Generation:
         _log.warning("%s aborted: %s (%s)", checkpoint_name(barrier.checkpoint_id), reason.value, detail)
         self._quorums.pop(barrier.checkpoint_id, None)
         self._snapshots.pop(barrier.checkpoint_id, None)
+        self._triggered_at.pop(barrier.checkpoint_id, None)
         for stage in self.stages.values():
             stage.on_aborted(barrier)
 
@@ -371,7 +372,7 @@ class Generation:
         cut = self._manifests[permit.checkpoint_id].stages[name].cut
         if cut is not None:
             for path in self.stages[name].on_visible(cut):
-                remove_file(path)
+                remove_output(path)
         checkpoint_id = self._commits.on_committed(name, self._now_ms)
         if checkpoint_id is None:
             return

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType, StructField, StructType
 
 from tidegate.errors import InvalidPipeline
+from tidegate.spark.filelog import StageSource
+from tidegate.spark.gate import COMPACT_EVERY, WINDOW
+from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.session import StageSessions
-from tidegate.spark.stage import BATCH_FOLDER
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _WATERMARK_METADATA: Final = "spark.watermarkDelayMs"
+_FILE_SOURCE: Final = "StreamingRelation"
 
-# Sequence numbers stand where Spark expects milliseconds: it forgets files that are a million segments old.
-_MAX_FILE_AGE: Final = "1000s"
+# Sequence numbers stand where Spark expects milliseconds: it forgets files that are this many segments old. Those
+# that it may meet again, in a gate's log since the last compaction, are an eighth of them at most.
+_MAX_FILE_AGE: Final = f"{8 * WINDOW * COMPACT_EVERY}ms"
 
 
 def stored_schema(schema: StructType) -> StructType:
-    """A stage's schema as its readers see it: a watermark is each reader's own to define."""
+    """A schema without watermarks, and with nullable columns, which is how files are read."""
     return StructType(
         [
             StructField(
@@ -47,12 +53,24 @@ def read_gate(session: SparkSession, gate: Path, schema: StructType) -> DataFram
     )
 
 
+class Built(msgspec.Struct, frozen=True):
+    """A stage's DataFrame, and its sources in Spark's order, where they read other stages."""
+
+    frame: DataFrame
+    sources: tuple[StageSource, ...]
+
+    @property
+    def schema(self) -> StructType:
+        """As the stage's readers see it: a watermark is each reader's own to define."""
+        return stored_schema(self.frame.schema)
+
+
 def build(
     definition: StageDefinition,
     sessions: StageSessions,
     gates: dict[str, Path],
     schemas: dict[str, StructType],
-) -> DataFrame:
+) -> Built:
     """Call the user's function, and check what it returns."""
     session = sessions.of_stages if definition.inputs else sessions.of_sources
     inputs = iter(definition.inputs)
@@ -68,24 +86,56 @@ def build(
         frame = definition.function(*arguments)
     except PySparkException as error:
         raise InvalidPipeline(f"{what} does not fit its input: {_first_line(error)}") from error
-    if not hasattr(frame, "isStreaming") or not hasattr(frame, "writeStream"):
+    if not isinstance(frame, DataFrame):
         raise InvalidPipeline(f"{what} returned {type(frame).__name__}; it must return a streaming DataFrame")
     if not frame.isStreaming:
         raise InvalidPipeline(f"{what} returned a DataFrame that is not streaming; start it from a stream it reads")
-    _check_columns(what, frame.schema)
+    _check_columns(what, frame)
     _check_output_mode(what, definition, frame)
-    result: DataFrame = frame
-    return result
+    return Built(frame, _sources(what, frame, gates))
 
 
-def _check_columns(what: str, schema: StructType) -> None:
+def _sources(what: str, frame: DataFrame, gates: dict[str, Path]) -> tuple[StageSource, ...]:
+    """The streaming sources, as Spark orders and numbers them: by the plan's leaves, equal ones being one source."""
+    if not gates:
+        return ()
+    names = {str(gate): name for name, gate in gates.items()}
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    different: list[Any] = []
+    found: list[StageSource] = []
+    for leaf in (leaves.apply(index) for index in range(leaves.size())):
+        if not leaf.isStreaming():
+            continue
+        options = leaf.dataSource().options() if leaf.nodeName() == _FILE_SOURCE else None
+        path = options.get("path") if options is not None else None
+        name = names.get(path.get()) if path is not None and path.isDefined() else None
+        if name is None:
+            raise InvalidPipeline(f"{what} reads a stream of its own; make a source of it, and take that as an input")
+        equal = [number for number, each in enumerate(different) if each.equals(leaf)]
+        if not equal:
+            different.append(leaf)
+        found.append(StageSource(name, equal[0] if equal else len(different) - 1))
+    unread = gates.keys() - {source.input for source in found}
+    if unread:
+        raise InvalidPipeline(f"{what} takes {min(unread)!r} but does not read it; use it, or leave it out")
+    return tuple(found)
+
+
+def _check_columns(what: str, frame: DataFrame) -> None:
+    schema = frame.schema
     lowered = [name.lower() for name in schema.names]
     twice = [name for name in schema.names if lowered.count(name.lower()) > 1]
     if twice:
         raise InvalidPipeline(f"{what} has two columns called {twice[0]!r}; rename or drop one")
-    for field in schema.fields:
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    parquet = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat()
+    for index, field in enumerate(schema.fields):
         if isinstance(field.dataType, NullType):
             raise InvalidPipeline(f"{what}: column {field.name!r} has no type (it is always null); cast it")
+        if not parquet.supportDataType(frame._jdf.schema().apply(index).dataType()):
+            kind = field.dataType.simpleString()
+            raise InvalidPipeline(f"{what}: column {field.name!r} is {kind}, which Parquet cannot hold; cast it")
 
 
 def _check_output_mode(what: str, definition: StageDefinition, frame: DataFrame) -> None:
@@ -115,13 +165,14 @@ def start(
     writer = writer.option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
+    partition_by = () if definition.sink is None else definition.sink.partition_by
     if definition.output_mode != "append":
 
         def write(batch: DataFrame, batch_id: int) -> None:
             writing = batch.write.mode("overwrite").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-            writing.parquet(str(output / f"{BATCH_FOLDER}{batch_id}"))
+            writing.partitionBy(*partition_by).parquet(str(batch_folder(output, batch_id)))
 
         return writer.foreachBatch(write).start()
-    if definition.sink is not None and definition.sink.partition_by:
-        writer = writer.partitionBy(*definition.sink.partition_by)
+    if partition_by:
+        writer = writer.partitionBy(*partition_by)
     return writer.format("parquet").option("path", str(output)).start()

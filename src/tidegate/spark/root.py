@@ -37,8 +37,8 @@ from tidegate.protocol.recovery import (
 )
 from tidegate.sinks.contract import Sink
 from tidegate.spark.generation import Opened, owner_of
-from tidegate.spark.snapshot import checksum
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import checksum
 from tidegate.storage.manifest import Manifest, StageShape, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store

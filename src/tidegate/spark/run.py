@@ -27,16 +27,18 @@ from tidegate.errors import CheckpointError, CheckpointsFailed, InvalidConfig, S
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Flag
 from tidegate.spark import queries
+from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.generation import Generation, owner_of
+from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.root import Root, RootLock
 from tidegate.spark.session import StageSessions, local_session
-from tidegate.spark.snapshot import restore_checkpoint, restore_output
+from tidegate.spark.snapshot import restore_checkpoint
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.manifest import StageShape
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
@@ -45,7 +47,7 @@ _BUSY_PAUSE_S: Final = 0.004
 _IDLE_PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _WAITING: Final = "Waiting for data to arrive"
-_PATTERN_CHARACTERS: Final = frozenset("*?[]{}")
+_PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 View = Callable[[Generation], None]
@@ -198,11 +200,16 @@ class _Run:
             number = self._root.decisions.read().generation + 1
             folder = self._root.paths.absolute(self._root.paths.generation(number))
             try:
-                frames = self._build(sessions, folder)
-                shape = self._shape(frames)
+                built = self._build(sessions, folder)
+                shape = self._shape(built)
                 log, base = self._root.recovered(sinks, shape)
-                for name, sink in sinks.items():
-                    sink.prepare_table(owner_of(self._pipeline.name, name), queries.stored_schema(frames[name].schema))
+                tables = [
+                    (sink, owner_of(self._pipeline.name, name), built[name].schema) for name, sink in sinks.items()
+                ]
+                for sink, owner, schema in tables:  # none is created before all are checked
+                    sink.check_table(owner, schema)
+                for sink, owner, schema in tables:
+                    sink.prepare_table(owner, schema)
                 opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -214,33 +221,33 @@ class _Run:
         reached(Step.GENERATION_OPENED)
         shutil.rmtree(folder)
         generation = Generation(self._definitions, opened, self._root.paths, self._root.store, self._options.config())
-        self._start(generation, frames)
+        self._start(generation, built)
         return generation
 
-    def _build(self, sessions: StageSessions, folder: Path) -> dict[str, DataFrame]:
+    def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
         """Call the functions against the gates that the generation will have."""
         schemas: dict[str, StructType] = {}
-        frames: dict[str, DataFrame] = {}
+        built: dict[str, queries.Built] = {}
         for definition in self._definitions:
             gates = {name: folder / "stages" / definition.name / "gates" / name for name in definition.inputs}
             for gate in gates.values():
                 gate.mkdir(parents=True, exist_ok=True)
-            frames[definition.name] = queries.build(definition, sessions, gates, schemas)
-            schemas[definition.name] = queries.stored_schema(frames[definition.name].schema)
-        return frames
+            built[definition.name] = queries.build(definition, sessions, gates, schemas)
+            schemas[definition.name] = built[definition.name].schema
+        return built
 
-    def _shape(self, frames: dict[str, DataFrame]) -> dict[str, StageShape]:
+    def _shape(self, built: dict[str, queries.Built]) -> dict[str, StageShape]:
         return {
             each.name: StageShape(
                 each.kind,
                 each.inputs,
                 each.output_mode,
-                queries.stored_schema(frames[each.name].schema).simpleString(),
+                built[each.name].schema.simpleString(),
             )
             for each in self._definitions
         }
 
-    def _start(self, generation: Generation, frames: dict[str, DataFrame]) -> None:
+    def _start(self, generation: Generation, built: dict[str, queries.Built]) -> None:
         for definition in self._definitions:
             stage = generation.stages[definition.name]
             folder = self._root.paths.absolute(self._root.paths.stage(generation.generation, definition.name))
@@ -251,18 +258,14 @@ class _Run:
             restore_output(output, None if start is None else start.cut)
             checkpoint = folder / "spark"
             if start is not None:
-                restore_checkpoint(
-                    self._root.paths,
-                    start.files,
-                    checkpoint,
-                    definition.name,
-                    restart_sources_at=start.cut if definition.inputs else None,
-                )
+                restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
+                if start.cut is not None and definition.inputs:
+                    restart_source_logs(checkpoint, start.cut, built[definition.name].sources)
             reached(Step.STAGE_RESTORED)
-            stage.open_gates()
+            stage.open_gates(built[definition.name].sources)
             stage.query = queries.start(
                 definition,
-                frames[definition.name],
+                built[definition.name].frame,
                 checkpoint,
                 output,
                 available_now=self._options.available_now and not definition.inputs,

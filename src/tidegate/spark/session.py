@@ -40,7 +40,13 @@ _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
 def local_session(name: str, log: Path) -> SparkSession:
-    """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`."""
+    """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
+
+    A session that is active already is used as it is: it is not ours to change.
+    """
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -10,10 +10,8 @@ carries a unique id; where a version has several (a task was retried), all are k
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
-import shutil
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -22,7 +20,8 @@ from typing import Final
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.spark.filelog import log_offset, read_offsets, restart_source_logs, seed_sink_log
+from tidegate.spark.filelog import log_offset, read_offsets
+from tidegate.storage.files import checksum, link
 from tidegate.storage.manifest import SnapshotFile
 from tidegate.storage.paths import RootPaths
 
@@ -61,28 +60,26 @@ def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
 
 
 def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
-    """Logs of the user's own sources, which may need all of them. Those of gates start anew at a restore."""
-    sources = checkpoint / "sources"
-    if not sources.is_dir():
-        return
-    offsets = read_offsets(checkpoint, batch).sources
-    for folder in sorted(sources.iterdir()):
-        index = int(folder.name) if folder.name.isdigit() else -1
-        offset = offsets[index] if 0 <= index < len(offsets) else None
-        newest = _file_source_offset(offset)
-        for path in sorted(folder.rglob("*")):
-            if not path.is_file() or path.name.startswith("."):
-                continue
-            number = path.name.removesuffix(".compact")
-            if newest is None or not number.isdigit() or int(number) <= newest:
-                yield path.relative_to(checkpoint).as_posix()
+    """Logs of the user's own sources, which may need all of them. Those of gates start anew at a restore.
+
+    An entry too many does no harm: Spark then reads its files in the next batch. One too few would make it read
+    files again. Which source a log is of cannot be told from the offsets, where equal sources stand side by side.
+    """
+    newest = _newest_offset(read_offsets(checkpoint, batch).sources)
+    for path in sorted((checkpoint / "sources").rglob("*")):
+        if not path.is_file() or path.name.startswith("."):
+            continue
+        number = path.name.removesuffix(".compact")
+        if newest is None or not number.isdigit() or int(number) <= newest:
+            yield path.relative_to(checkpoint).as_posix()
 
 
-def _file_source_offset(offset: str | None) -> int | None:
+def _newest_offset(sources: tuple[str | None, ...]) -> int | None:
+    """The last entry that any source log needs; None if there are sources of another kind than files."""
     try:
-        return None if offset is None else log_offset(offset)
+        return max((log_offset(source) for source in sources if source is not None), default=-1)
     except msgspec.MsgspecError:
-        return None  # a source of another kind
+        return None
 
 
 def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
@@ -187,53 +184,21 @@ class Snapshotter:
         self._keeping.add(stored)
         target = self._paths.absolute(stored)
         source = self._checkpoint / name
-        if not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            link(source, target)
+        link(source, target)
         size_bytes, sha256 = checksum(target)
         return SnapshotFile(name, stored, size_bytes, sha256)
 
 
-def link(source: Path, target: Path) -> None:
-    """A hard link; a copy where the file system has none."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-def checksum(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return file.tell(), digest.hexdigest()
-
-
-def restore_checkpoint(
-    paths: RootPaths,
-    files: tuple[SnapshotFile, ...],
-    checkpoint: Path,
-    stage: str,
-    *,
-    restart_sources_at: int | None = None,
-) -> None:
-    """Build Spark's checkpoint folder from a snapshot. `restart_sources_at`: the cut of a stage that reads gates."""
+def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkpoint: Path, stage: str) -> None:
+    """Build Spark's checkpoint folder from a snapshot."""
     for file in files:
         target = checkpoint / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
         source = paths.absolute(file.stored)
         if _OPERATOR_METADATA.fullmatch(file.name):
             # These name their schema files by absolute paths, which lie in the folder of an older generation.
             text = source.read_text(encoding="utf-8")
             old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(?=/)')
+            target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
         else:
             link(source, target)
-    if restart_sources_at is not None:
-        restart_source_logs(checkpoint, restart_sources_at)
-
-
-def restore_output(output: Path, batch: int | None) -> None:
-    """A fresh output folder that goes on after `batch`."""
-    output.mkdir(parents=True)
-    if batch is not None:
-        seed_sink_log(output, batch)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -34,16 +34,17 @@ from tidegate.sinks.contract import Committable, StagedFile
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
+    BatchOffsets,
+    StageSource,
     as_path,
     is_committed,
     log_offset,
     read_offsets,
-    read_sink_log,
     read_source_log,
-    remove_file,
     trim_log,
 )
 from tidegate.spark.gate import Gate
+from tidegate.spark.output import remove_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.steps import Step, reached
@@ -56,7 +57,6 @@ if TYPE_CHECKING:
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
-BATCH_FOLDER: Final = "batch-"
 
 
 class StagePlace(msgspec.Struct, frozen=True):
@@ -70,6 +70,17 @@ class StagePlace(msgspec.Struct, frozen=True):
 
     def folder(self, stage: str) -> Path:
         return self.paths.absolute(self.paths.stage(self.generation, stage))
+
+
+class _Consumed:
+    """How far one of the query's sources has come in its input."""
+
+    __slots__ = ("input", "log", "position")
+
+    def __init__(self, source: StageSource, position: int) -> None:
+        self.input = source.input
+        self.log = source.log
+        self.position = position
 
 
 class _Part:
@@ -120,6 +131,8 @@ class RunningStage:
         self._positions = {name: positions.get(name, 0) for name in definition.inputs}
         self.start = start
         self.gates: dict[str, Gate] = {}
+        self._consumed: list[_Consumed] = []
+        self._half_consumed: list[BatchOffsets] = []
         self.injector = Injector(self.name, max_pending=config.max_concurrent, after_checkpoint=place.after_checkpoint)
         self.aligner = Aligner(
             self.name,
@@ -154,8 +167,9 @@ class RunningStage:
             # What the table does not show yet is sealed again, until the table says that it does.
             self._staged = list(msgspec.json.decode(start.committable, type=Committable).files)
 
-    def open_gates(self) -> None:
+    def open_gates(self, sources: Sequence[StageSource]) -> None:
         """Lay the gates, with what was in flight at the checkpoint that the stage starts from."""
+        self._consumed = [_Consumed(source, self._positions[source.input]) for source in sources]
         self.gates = {
             name: Gate(self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name])
             for name in self.definition.inputs
@@ -169,10 +183,7 @@ class RunningStage:
     def poll(self, now_ms: int) -> bool:
         """Look at what Spark has committed and what inputs hold. Tells whether anything happened."""
         self._now_ms = now_ms
-        happened = False
-        while is_committed(self._checkpoint, self.batch + 1):
-            self._on_batch(self.batch + 1, now_ms)
-            happened = True
+        happened = self._take_up_batches(now_ms)
         for name in self._channels:
             happened |= self._read(name, now_ms)
         if not self.definition.inputs:
@@ -235,13 +246,29 @@ class RunningStage:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _on_batch(self, batch: int, now_ms: int) -> None:
-        offsets = read_offsets(self._checkpoint, batch)
+    def _take_up_batches(self, now_ms: int) -> bool:
+        """Take up what Spark has committed since, as far as the stage can be cut behind it.
+
+        Where two sources read one input (a join with itself), a segment may arrive between the two looking at the
+        gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
+        """
+        happened = False
+        while is_committed(self._checkpoint, self.batch + len(self._half_consumed) + 1):
+            batch = self.batch + len(self._half_consumed) + 1
+            offsets = read_offsets(self._checkpoint, batch)
+            self._half_consumed.append(offsets)
+            if self._consume(offsets.sources):
+                taken, self._half_consumed = self._half_consumed, []
+                for each in taken:
+                    self._write(self.batch + 1, each)
+                self._on_batch(offsets, now_ms)
+                happened = True
+        return happened
+
+    def _write(self, batch: int, offsets: BatchOffsets) -> None:
+        """Hand on what a batch wrote."""
         self.watermark_ms = offsets.watermark_ms
-        moved: dict[str, int] = {}
-        if self.definition.inputs:
-            moved = self._moved(offsets.sources)
-        else:
+        if not self.definition.inputs:
             self.source_positions = tuple(source for source in offsets.sources if source is not None)
         self.batch = batch
         files = self._written(batch)
@@ -253,33 +280,39 @@ class RunningStage:
             self.channel.append_segment(segment)
             self._written_segments.append(segment)
         self.rows += sum(file.rows for file in files)
+
+    def _on_batch(self, offsets: BatchOffsets, now_ms: int) -> None:
+        """The stage stands behind a batch."""
+        moved = {
+            consumed.input: consumed.position
+            for consumed in self._consumed
+            if consumed.position > self._positions[consumed.input]
+        }
         for name, position in moved.items():
             self._forget_consumed(name, position)
-        self._execute(self.aligner.on_committed(batch, moved, now_ms))
+        self._execute(self.aligner.on_committed(self.batch, moved, now_ms))
         # Not while a snapshot may still want an entry.
-        if batch - self._trimmed_at >= _TRIM_EVERY and not self._parts:
-            self._trimmed_at = batch
+        if self.batch - self._trimmed_at >= _TRIM_EVERY and not self._parts:
+            self._trimmed_at = self.batch
             self._trim(offsets.sources)
 
-    def _moved(self, sources: Iterable[str | None]) -> dict[str, int]:
-        """How far a batch has brought each input, from the log of the source that reads its gate."""
-        moved: dict[str, int] = {}
-        for index, source in enumerate(sources):
+    def _consume(self, sources: Iterable[str | None]) -> bool:
+        """Note how far a batch has brought each source. Tells whether those of one input stand at one place."""
+        if not self.definition.inputs:
+            return True
+        for consumed, source in zip(self._consumed, sources, strict=True):
             if source is None:
                 continue
-            entries = read_source_log(self._checkpoint, index, log_offset(source))
+            entries = read_source_log(self._checkpoint, consumed.log, log_offset(source))
             if entries is None:
-                raise DamagedCheckpoint(f"stage {self.name!r}: Spark's source log {index} lacks offset {source}")
+                raise DamagedCheckpoint(f"stage {self.name!r}: Spark's source log {consumed.log} lacks {source}")
             for entry in entries:
-                name = self._input_of(entry.path)
-                # An input that is read twice (a join with itself) stands where the slower of the two does.
-                reached = moved.get(f"{index} {name}", 0)
-                moved[f"{index} {name}"] = max(reached, entry.timestamp)
-        positions: dict[str, int] = {}
-        for key, position in moved.items():
-            name = key.split(" ", 1)[1]
-            positions[name] = min(positions.get(name, position), position)
-        return {name: position for name, position in positions.items() if position > self._positions[name]}
+                if self._input_of(entry.path) != consumed.input:
+                    raise DamagedCheckpoint(
+                        f"stage {self.name!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
+                    )
+                consumed.position = max(consumed.position, entry.timestamp)
+        return len({(each.input, each.position) for each in self._consumed}) == len(self._positions)
 
     def _input_of(self, uri: str) -> str:
         return self._place.paths.relative(as_path(uri)).split("/")[3]
@@ -294,29 +327,22 @@ class RunningStage:
 
     def _written(self, batch: int) -> list[StagedFile]:
         """The files with rows that a committed batch has written."""
-        if self.definition.output_mode == "append":
-            entries = read_sink_log(self._place.output, batch)
-            if entries is None:
-                raise DamagedCheckpoint(f"stage {self.name!r}: Spark's sink log lacks batch {batch}")
-            written = [(as_path(entry.path), entry.size) for entry in entries]
-        else:
-            folder = self._place.output / f"{BATCH_FOLDER}{batch}"
-            written = [(path, path.stat().st_size) for path in sorted(folder.rglob("*.parquet"))]
         files: list[StagedFile] = []
-        for path, size_bytes in written:
+        for path, size_bytes in written_files(self._place.output, batch, self.definition.output_mode):
             rows = count_rows(path)
             if rows:
                 files.append(StagedFile(batch, str(path), size_bytes, rows))
             else:
-                remove_file(path)  # Spark writes an empty file for a batch without rows
+                remove_output(path)  # Spark writes an empty file for a batch without rows
         return files
 
     def _trim(self, sources: Iterable[str | None]) -> None:
         """Keep Spark's own logs short. A user's source is left alone: it may need all of its log."""
         if self.definition.inputs:
-            for index, source in enumerate(sources):
+            for consumed, source in zip(self._consumed, sources, strict=True):
                 if source is not None:
-                    trim_log(self._checkpoint / "sources" / str(index), log_offset(source) - _KEPT_LOG_ENTRIES)
+                    log = self._checkpoint / "sources" / str(consumed.log)
+                    trim_log(log, log_offset(source) - _KEPT_LOG_ENTRIES)
         trim_log(self._place.output / METADATA, self.batch - _KEPT_LOG_ENTRIES)
 
     def take_consumed(self, through: int) -> list[str]:

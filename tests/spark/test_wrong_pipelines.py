@@ -361,6 +361,10 @@ def returns(frame: Callable[[DataFrame], Any], mode: str = "append", **table: An
     return define
 
 
+def ticks(spark: SparkSession) -> DataFrame:
+    return spark.readStream.format("rate").load()
+
+
 NO_COLUMN = "[UNRESOLVED_COLUMN"
 WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]] = {
     "nothing": (returns(lambda _: None), ("stage 'middle'", "NoneType", "streaming DataFrame")),
@@ -368,6 +372,16 @@ WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]
     "a table": (
         returns(lambda rows: rows.sparkSession.range(3)),
         ("stage 'middle'", "not streaming", "stream it reads"),
+    ),
+    "a stream of its own": (
+        returns(
+            lambda rows: rows.select("id").union(rows.sparkSession.readStream.format("rate").load().select("value"))
+        ),
+        ("stage 'middle'", "a stream of its own", "make a source of it"),
+    ),
+    "none of its input": (
+        returns(lambda rows: ticks(rows.sparkSession)),
+        ("stage 'middle'", "a stream of its own", "make a source of it"),
     ),
     "a wrong column": (returns(lambda rows: rows.select("nope")), ("stage 'middle'", NO_COLUMN, "nope")),
     "aggregation without watermark": (
@@ -403,6 +417,30 @@ WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]
         ("second", "partition"),
     ),
 }
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_input_that_is_taken_but_not_read_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    """Nothing would ever consume it, and no checkpoint would complete."""
+    pipeline = tg.Pipeline("unread")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.source
+    def others(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(rows: DataFrame, others: DataFrame) -> DataFrame:  # noqa: ARG001
+        return rows
+
+    (tmp_path / "in").mkdir()
+    with pytest.raises(InvalidPipeline, match="sink 'table' takes 'others' but does not read it"):
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 @pytest.mark.spark

@@ -88,18 +88,19 @@ def test_what_a_source_of_another_kind_keeps_is_needed_whole(tmp_path: Path) -> 
     assert sorted(found) == ["sources/0/0", "sources/0/partitions/7"]
 
 
-def test_of_a_gates_log_the_last_entry_is_needed_and_nothing_of_later_batches(tmp_path: Path) -> None:
+def test_of_two_equal_sources_and_another_no_log_is_cut_short(tmp_path: Path) -> None:
+    """They have two logs, though the offsets name three sources."""
+    checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":3}', '{"logOffset":3}', '{"logOffset":8}')
+    touch(checkpoint, *(f"sources/0/{number}" for number in range(5)), *(f"sources/1/{number}" for number in range(10)))
+    found = {name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")}
+    assert found >= {f"sources/0/{number}" for number in range(4)} | {f"sources/1/{number}" for number in range(9)}
+    assert "sources/1/9" not in found
+
+
+def test_the_logs_of_gates_are_not_kept_because_they_start_anew(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
     touch(checkpoint, *(f"sources/0/{number}" for number in range(7, 14)))
-    found = {name for name in files_at(checkpoint, 3, reads_gates=True) if name.startswith("sources")}
-    assert found == set()  # they start anew when the stage is restored
-
-
-def test_a_gate_that_was_not_read_yet_has_no_log_at_the_batch_though_a_later_one_wrote_it(tmp_path: Path) -> None:
-    """Restored with that entry, the query would read the old run's segment, and the new run's copy of it."""
-    checkpoint = checkpoint_folder(tmp_path, 4, '{"logOffset":1}', "-")
-    touch(checkpoint, "sources/0/0", "sources/0/1", "sources/1/0")
-    assert "sources/1/0" not in files_at(checkpoint, 3, reads_gates=True)
+    assert not any(name.startswith("sources") for name in files_at(checkpoint, 3, reads_gates=True))
 
 
 def state_at(checkpoint: Path, batch: int) -> set[str]:

@@ -1,0 +1,247 @@
+"""A pipeline whose Spark is played: files are written as Spark would write them, batch by batch, at a test's word."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from pyspark.sql import DataFrame
+
+import tidegate as tg
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
+from tidegate.sinks.contract import CommitAnswer, Committable
+from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
+from tidegate.spark.generation import Generation, Opened
+from tidegate.spark.output import batch_folder
+from tidegate.spark.pipeline import OutputMode
+from tidegate.spark.root import Root
+from tidegate.spark.stage import RunningStage
+from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, encode_manifest
+
+pyarrow: Any = importlib.import_module("pyarrow")
+parquet: Any = importlib.import_module("pyarrow.parquet")
+
+
+def entries(folder: Path) -> int:
+    """Files and folders at any depth."""
+    return sum(len(folders) + len(names) for _, folders, names in os.walk(folder))
+
+
+class CountingTable(tg.DeltaTable):
+    """A table that shows nothing and counts what was committed to it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.batches: list[int] = []
+
+    def commit(self, _owner: str, _permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        last = max(self.batches, default=-1)
+        self.batches += [file.batch for file in committable.files if file.batch > last]
+        return CommitAnswer.COMMITTED
+
+
+class Played:
+    """The query of one stage: each batch consumes one segment, if it reads any, and writes one file."""
+
+    def __init__(self, stage: RunningStage, checkpoint: Path, output: Path, template: Path, root: Path) -> None:
+        self.stage = stage
+        self.checkpoint = checkpoint
+        self.output = output
+        self._template = template
+        self._root = root
+        self.batches = stage.batch + 1
+        for log in ("offsets", "commits", "sources/0"):
+            (checkpoint / log).mkdir(parents=True)
+        (checkpoint / "metadata").write_text('{"id":"played"}', encoding="utf-8")
+        (output / METADATA).mkdir(parents=True)
+
+    def run_batch(self, consumed: Path | None = None) -> Path:
+        number = self.batches
+        path = self.output / f"part-{number:09d}.parquet"
+        if self.stage.definition.output_mode != "append":
+            path = batch_folder(self.output, number) / path.name
+            path.parent.mkdir()
+        if consumed is not None:
+            self.consume(0, number, consumed, number + 1)
+        self.write(path, f'{{"logOffset":{number}}}')
+        return path
+
+    def consume(self, log: int, offset: int, consumed: Path, sequence: int) -> None:
+        """A source takes up a segment's file."""
+        entry = f'{{"path":"{as_uri(consumed)}","timestamp":{sequence},"batchId":{offset}}}'
+        folder = self.checkpoint / "sources" / str(log)
+        folder.mkdir(exist_ok=True)
+        write_whole(folder / str(offset), [entry])
+
+    def write(self, path: Path, *sources: str) -> None:
+        """A batch that reads to these offsets writes one file, and is committed."""
+        number = self.batches
+        offsets = ['{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources]
+        write_whole(self.checkpoint / "offsets" / str(number), offsets)
+        os.link(self._template, path)
+        if self.stage.definition.output_mode == "append":
+            size = path.stat().st_size
+            entry = f'{{"path":"{as_uri(path)}","size":{size},"isDir":false,"modificationTime":1,'
+            entry += '"blockReplication":1,"blockSize":1,"action":"add"}'
+            write_whole(self.output / METADATA / str(number), [entry])
+        write_whole(self.checkpoint / "commits" / str(number), ['{"nextBatchWatermarkMs":0}'])
+        for log in ("offsets", "commits"):  # as Spark does
+            remove_file(self.checkpoint / log / str(number - 100))
+        self.batches += 1
+
+
+ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
+
+
+class PlayedPipeline:
+    """A source, a stage and a sink in one generation."""
+
+    def __init__(
+        self, folder: Path, output_mode: OutputMode = "append", times_read: int = 1, after_batches: int = 0
+    ) -> None:
+        """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.table = CountingTable(folder / "lake" / "table")
+        pipeline = tg.Pipeline("flat")
+
+        @pipeline.source
+        def rows() -> DataFrame:
+            raise AssertionError("no function is called here")
+
+        @pipeline.stage(output_mode=output_mode)
+        def middle(rows: DataFrame) -> DataFrame:
+            return rows
+
+        @pipeline.sink(self.table, output_mode=output_mode)
+        def table(middle: DataFrame) -> DataFrame:
+            return middle
+
+        self.root = Root(folder / "root", "flat")
+        definitions = pipeline.validated()
+        shape = {each.name: StageShape(each.kind, each.inputs, each.output_mode, "") for each in definitions}
+        opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
+        assert opened is not None
+        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, ON_DEMAND)
+        template = folder / "template.parquet"
+        parquet.write_table(pyarrow.table({"id": [1]}), template)
+        self.played: dict[str, Played] = {}
+        for name, stage in self.generation.stages.items():
+            checkpoint = self.root.paths.absolute(f"{self.root.paths.stage(opened.generation, name)}/spark")
+            output = self.generation.output_of(stage.definition)
+            self.played[name] = Played(stage, checkpoint, output, template, self.root.paths.root)
+            sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(times_read)]
+            stage.open_gates(sources)
+
+    def _open_after(self, batches: int, shape: dict[str, StageShape]) -> Opened | None:
+        """Open a generation on a checkpoint that was taken when each stage had run that many batches."""
+        first = self.root.open(DecisionLog(), None, shape)
+        assert first is not None
+        stages = {
+            name: StageSnapshot(
+                cut=batches - 1,
+                files=(),
+                positions=dict.fromkeys(each.inputs, batches),
+                output_sequence=0 if each.kind == "sink" else batches,
+                in_flight={},
+                source_positions=(),
+                watermark_ms=None,
+                committable=msgspec.json.encode(Committable((), batches - 1)).decode() if each.kind == "sink" else None,
+                barrier_ms=0,
+                alignment_ms=0,
+                snapshot_ms=0,
+                new_bytes=0,
+                total_bytes=0,
+            )
+            for name, each in shape.items()
+        }
+        base = Manifest(FORMAT, "flat", batches, batches, 1, 1, 0, True, "2026-01-01T00:00:00", 0, shape, stages)
+        data, sha256 = encode_manifest(base)
+        name = self.root.paths.manifest(1, batches)
+        self.root.store.put(name, data)
+        record = first.log.completing(
+            first.claimant,
+            1,
+            checkpoint_id=batches,
+            epoch=batches,
+            manifest=name,
+            manifest_sha256=sha256,
+            aligned=True,
+            retained=(batches,),
+        )
+        answer, log = self.root.decisions.claim(record)
+        assert answer is ClaimAnswer.WON
+        return self.root.open(log, base, shape)
+
+    def one_batch_each(self) -> None:
+        path = None
+        for played in self.played.values():
+            path = played.run_batch(path)
+            self.generation.poll()
+
+    def checkpoint(self) -> None:
+        """Take one, and wait until it is visible and cleaned up after."""
+        checkpoint_id = self.generation.trigger()
+        self.poll_until(lambda: self.generation.is_settled)
+        assert self.generation.completed(checkpoint_id)
+
+    def poll_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            assert time.monotonic() < deadline
+            self.generation.poll()
+            time.sleep(0.001)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How much there is of everything that could grow."""
+        folder = self.root.paths.root
+        sizes = {name: entries(folder / name) for name in ("decisions", "ids")}
+        for name in ("manifests", "snapshots"):
+            sizes[name] = entries(folder / "generations" / f"{self.generation.generation:06d}" / name)
+        for name, played in self.played.items():
+            sizes[f"source log of {name}"] = entries(played.checkpoint / "sources")
+            sizes[f"output of {name}"] = entries(played.output)
+            for each, gate in played.stage.gates.items():
+                sizes[f"gate from {each} to {name}"] = entries(gate.folder)
+        return sizes
+
+    @property
+    def held(self) -> Counter[str]:
+        """How many things are held in memory, by the attributes that lead to them."""
+        counts: Counter[str] = Counter()
+        count_held(self.generation, "", counts, set())
+        return counts
+
+
+def count_held(value: object, path: str, counts: Counter[str], seen: set[int]) -> None:
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, dict | list | tuple | set | frozenset | deque):
+        counts[path] += len(value)
+        for each in value.values() if isinstance(value, dict) else value:
+            count_held(each, f"{path}[]", counts, seen)
+    elif type(value).__module__.startswith("tidegate."):
+        names = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+        for name in {*names, *getattr(value, "__dict__", {})}:
+            count_held(getattr(value, name, None), f"{path}.{name}", counts, seen)
+
+
+@contextmanager
+def played(
+    folder: Path, output_mode: OutputMode = "append", times_read: int = 1, after_batches: int = 0
+) -> Iterator[PlayedPipeline]:
+    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches)
+    try:
+        yield pipeline
+    finally:
+        pipeline.generation.stop()
