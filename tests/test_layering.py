@@ -33,6 +33,7 @@ LAYERS = {
     "errors": Layer(layers=set(), packages=set()),
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
     "testing": Layer(layers=CORE, packages={"msgspec"}),
+    "testing.sinks": Layer(layers=CORE | {"sinks"}, packages=ANY),  # the conformance suite of sinks
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),
     "spark": Layer(layers=BELOW_SPARK | {"sinks"}, packages=ANY),  # it drives sinks; a sink knows nothing of it
@@ -79,8 +80,8 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
 
 
 def _layer_of(name: str) -> str:
-    second = name.split(".")[1:2]
-    return second[0] if second and second[0] in LAYERS else ROOT
+    parts = name.split(".")[1:3]
+    return next((layer for layer in (".".join(parts), *parts[:1]) if layer in LAYERS), ROOT)
 
 
 def _imports(source: str, package: str) -> Iterator[tuple[int, str]]:

@@ -24,18 +24,18 @@ from pyspark.sql.types import (
 )
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
-from tidegate.protocol.commit import CommitPermit, permit_commit
-from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import delta
-from tidegate.sinks.contract import CommitAnswer, Committable, Sink, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
 from tidegate.storage.parquet import read_footer
+from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 
-OWNER = "shop/orders"
+PLACE = SinkPlace("shop", "orders", Path("unused"))
+RETURNS = SinkPlace("shop", "returns", Path("unused"))
 
 
 def schema(**columns: DataType) -> StructType:
@@ -45,23 +45,10 @@ def schema(**columns: DataType) -> StructType:
 IDS = schema(id=LongType())
 
 
-def permit(epoch: int, generation: int = 1) -> CommitPermit:
-    """The permit that the decision log gives for an epoch."""
-    log = DecisionLog()
-    while log.generation < generation:
-        log.append(log.opening("me", None))
-    record = log.completing(
-        "me",
-        generation,
-        checkpoint_id=epoch,
-        epoch=epoch,
-        manifest="manifest",
-        manifest_sha256="00",
-        aligned=True,
-        retained=(epoch,),
-    )
-    log.append(record)
-    return permit_commit(log, epoch, generation)
+def prepare(sink: DeltaTable, columns: StructType) -> None:
+    """As a pipeline does: checked, then created."""
+    sink.check_table(PLACE, columns, "append")
+    sink.prepare_table(PLACE, columns)
 
 
 class Table:
@@ -70,12 +57,12 @@ class Table:
     def __init__(self, folder: Path, columns: StructType = IDS, partition_by: Sequence[str] = ()) -> None:
         self.path = folder
         self.sink = DeltaTable(folder, list(partition_by))
-        self.sink.prepare_table(OWNER, columns)
+        prepare(self.sink, columns)
 
     def stage(
         self, batch: int, ids: Sequence[int], *, generation: int = 1, folder: str = "", **columns: Sequence[Any]
     ) -> StagedFile:
-        path = self.sink.staging_folder(OWNER, generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
+        path = self.sink.staging_folder(PLACE, generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns}), path)
         return StagedFile(batch, str(path), path.stat().st_size, len(ids))
@@ -84,7 +71,7 @@ class Table:
         return sorted((self.path / "_tidegate").rglob("*.parquet"))
 
     def commit(self, epoch: int, files: Sequence[StagedFile], through: int, generation: int = 1) -> CommitAnswer:
-        return self.sink.commit(OWNER, permit(epoch, generation), Committable(tuple(files), through))
+        return self.sink.commit(PLACE, permit(epoch, generation), Committable(through, tuple(files)))
 
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = deltalake.DeltaTable(self.path).to_pyarrow_table().to_pylist()
@@ -114,7 +101,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_it_is_a_sink(tmp_path: Path) -> None:
-    assert isinstance(DeltaTable(tmp_path), Sink)
+    assert isinstance(DeltaTable(tmp_path), FileSink)
     assert str(tmp_path) in DeltaTable(tmp_path).describe()
 
 
@@ -130,7 +117,7 @@ def test_a_table_is_created_with_the_stages_columns(tmp_path: Path) -> None:
 def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
     columns = schema(id=LongType(), tags=ArrayType(StringType()))
     table = Table(tmp_path / "table", columns)
-    table.sink.prepare_table(OWNER, columns)
+    prepare(table.sink, columns)
     assert table.version() == 0
 
 
@@ -145,7 +132,7 @@ def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
 )
 def test_a_table_with_other_columns_is_refused_and_both_are_named(table: Table, other: StructType) -> None:
     with pytest.raises(SinkFailed, match=r"has the columns id long, but shop/orders writes .*; change the stage, or"):
-        table.sink.prepare_table(OWNER, other)
+        prepare(table.sink, other)
     assert table.version() == 0
 
 
@@ -196,7 +183,7 @@ def test_an_idle_pipeline_makes_no_versions_of_its_tables(table: Table) -> None:
     for epoch in range(2, 6):
         assert table.commit(epoch, [], through=epoch) is CommitAnswer.COMMITTED
     assert table.version() == 1
-    assert table.sink.facts(OWNER) == SinkFacts(1, 0)
+    assert table.sink.facts(PLACE) == SinkFacts(1, 0)
 
 
 def test_an_epoch_that_has_nothing_new_makes_no_version(table: Table) -> None:
@@ -274,17 +261,17 @@ def test_an_epoch_in_which_the_stage_has_run_no_batch_hides_nothing(table: Table
 def test_a_table_that_is_gone_is_no_empty_table(tmp_path: Path) -> None:
     lost = DeltaTable(tmp_path / "table")
     with pytest.raises(SinkFailed, match="is gone"):
-        lost.commit(OWNER, permit(1), Committable((), 0))
+        lost.commit(PLACE, permit(1), Committable(0))
     assert not (tmp_path / "table").exists()
 
 
 def test_two_stages_may_write_one_table(table: Table) -> None:
     table.commit(1, [table.stage(0, [1])], through=0)
-    path = table.sink.staging_folder("shop/returns", 1) / "part-0.parquet"
+    path = table.sink.staging_folder(RETURNS, 1) / "part-0.parquet"
     path.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [2]}), path)
-    theirs = Committable((StagedFile(0, str(path), path.stat().st_size, 1),), 0)
-    assert table.sink.commit("shop/returns", permit(1), theirs) is CommitAnswer.COMMITTED
+    theirs = Committable(0, (StagedFile(0, str(path), path.stat().st_size, 1),))
+    assert table.sink.commit(RETURNS, permit(1), theirs) is CommitAnswer.COMMITTED
     assert table.ids() == [1, 2]
 
 
@@ -327,7 +314,7 @@ def test_of_two_that_commit_one_epoch_at_once_one_does(table: Table, monkeypatch
 
 
 def test_a_fence_that_comes_while_an_old_run_commits_stops_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    meanwhile(monkeypatch, lambda: table.sink.fence(OWNER, 2))
+    meanwhile(monkeypatch, lambda: table.sink.fence(PLACE, 2))
     with pytest.raises(Fenced, match="generation 2"):
         table.commit(1, [table.stage(0, [1])], through=0)
     assert table.rows() == []
@@ -345,7 +332,7 @@ def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
         table.commit(1, [table.stage(0, [1])], through=0)
     monkeypatch.undo()
     assert 1 not in table.ids()
-    assert table.sink.facts(OWNER) == SinkFacts(0, 0)
+    assert table.sink.facts(PLACE) == SinkFacts(0, 0)
 
 
 # -- fencing and facts ------------------------------------------------------------------------------
@@ -353,16 +340,16 @@ def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
 
 def test_a_table_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
     sink = DeltaTable(tmp_path / "table")
-    assert sink.facts(OWNER) == SinkFacts(0, 0)
-    sink.fence(OWNER, 3)
+    assert sink.facts(PLACE) == SinkFacts(0, 0)
+    sink.fence(PLACE, 3)
     assert not (tmp_path / "table").exists()
 
 
 def test_facts_are_the_last_epoch_and_the_fence_of_this_owner(table: Table) -> None:
     table.commit(4, [table.stage(0, [1])], through=0)
-    table.sink.fence(OWNER, 3)
-    assert table.sink.facts(OWNER) == SinkFacts(4, 3)
-    assert table.sink.facts("shop/returns") == SinkFacts(0, 0)
+    table.sink.fence(PLACE, 3)
+    assert table.sink.facts(PLACE) == SinkFacts(4, 3)
+    assert table.sink.facts(RETURNS) == SinkFacts(0, 0)
 
 
 def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> None:
@@ -370,13 +357,13 @@ def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> N
     found = deltalake.DeltaTable(table.path)
     found.create_checkpoint()
     found.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
-    assert table.sink.facts(OWNER) == SinkFacts(4, 0)
+    assert table.sink.facts(PLACE) == SinkFacts(4, 0)
     assert table.ids() == [1]
 
 
 def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) -> None:
     files = [table.stage(0, [1])]
-    table.sink.fence(OWNER, 3)
+    table.sink.fence(PLACE, 3)
     with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
         table.commit(1, files, through=0, generation=2)
     with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
@@ -387,12 +374,12 @@ def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) ->
 
 
 def test_a_fence_never_goes_back(table: Table) -> None:
-    table.sink.fence(OWNER, 3)
+    table.sink.fence(PLACE, 3)
     version = table.version()
-    table.sink.fence(OWNER, 3)
-    table.sink.fence(OWNER, 2)
+    table.sink.fence(PLACE, 3)
+    table.sink.fence(PLACE, 2)
     assert table.version() == version
-    assert table.sink.facts(OWNER).fence == 3
+    assert table.sink.facts(PLACE).fence == 3
 
 
 # -- what a reader can skip by ----------------------------------------------------------------------
@@ -497,7 +484,7 @@ def test_what_a_dead_generation_staged_and_nothing_decided_is_never_shown(table:
     lost = table.stage(0, [1], generation=1)
     table.commit(1, [table.stage(0, [1], generation=2)], through=0, generation=2)
     assert table.ids() == [1]
-    table.sink.forget_staged(OWNER, before_generation=2)
+    table.sink.forget_staged(PLACE, before_generation=2)
     assert not Path(lost.path).exists()
     assert table.ids() == [1]
 
@@ -505,14 +492,14 @@ def test_what_a_dead_generation_staged_and_nothing_decided_is_never_shown(table:
 def test_forgetting_keeps_this_generation_and_what_is_shown(table: Table) -> None:
     files = [table.stage(0, [generation], generation=generation) for generation in (1, 2, 3)]
     table.commit(1, files, through=0, generation=3)
-    table.sink.forget_staged(OWNER, before_generation=3)
+    table.sink.forget_staged(PLACE, before_generation=3)
     assert [str(path) for path in table.staged()] == [files[2].path]
     assert table.ids() == [1, 2, 3]
 
 
 def test_forgetting_leaves_other_owners_alone_and_needs_no_folder(table: Table) -> None:
     table.stage(0, [1])
-    table.sink.forget_staged("shop/returns", before_generation=9)
+    table.sink.forget_staged(RETURNS, before_generation=9)
     assert len(table.staged()) == 1
 
 

@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pyspark.sql import DataFrame
 
 import tidegate as tg
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
-from tidegate.sinks.contract import CommitAnswer, Committable
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
 from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.output import batch_folder
@@ -43,7 +42,7 @@ class CountingTable(tg.DeltaTable):
         super().__init__(path)
         self.batches: list[int] = []
 
-    def commit(self, _owner: str, _permit: CommitPermit, committable: Committable) -> CommitAnswer:
+    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
         last = max(self.batches, default=-1)
         self.batches += [file.batch for file in committable.files if file.batch > last]
         return CommitAnswer.COMMITTED
@@ -130,7 +129,8 @@ class PlayedPipeline:
         shape = {each.name: StageShape(each.kind, each.inputs, each.output_mode, "") for each in definitions}
         opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
         assert opened is not None
-        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, ON_DEMAND)
+        places = {"table": SinkPlace("flat", "table", folder / "root" / "sinks" / "table")}
+        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, ON_DEMAND, places)
         template = folder / "template.parquet"
         parquet.write_table(pyarrow.table({"id": [1]}), template)
         self.played: dict[str, Played] = {}
@@ -154,7 +154,7 @@ class PlayedPipeline:
                 in_flight={},
                 source_positions=(),
                 watermark_ms=None,
-                committable=msgspec.json.encode(Committable((), batches - 1)).decode() if each.kind == "sink" else None,
+                committable=Committable(batches - 1).encode() if each.kind == "sink" else None,
                 barrier_ms=0,
                 alignment_ms=0,
                 snapshot_ms=0,

@@ -1,16 +1,29 @@
-"""What a sink is.
+"""What a sink is, and what each call may assume and must give.
 
-A sink stage is a Spark query that writes Parquet files into the sink's staging folder, batch by batch, natively.
-Nothing staged is visible. A checkpoint seals what was staged up to the stage's cut in a *committable*, JSON that
-is kept in the manifest; when the checkpoint is decided, `commit` makes it visible in one atomic step.
+A sink stage is a Spark query whose batches are *staged*: written where no reader sees them. A checkpoint *prepares*
+what was staged up to the stage's cut: it is sealed in a `Committable`, JSON that lies in the manifest. When the
+checkpoint is decided, `commit` makes it visible in one atomic step.
 
-What each call may assume, and must give:
-- A committable names everything that the table does not show yet, not only the last epoch's. A commit shows what
-  lies in batches after the table's own last one; so epochs may overlap, and none leaves a hole.
-- `commit` comes only for decided checkpoints, and may come again for the same one, from another process too: then
-  it answers `ALREADY` and changes nothing. Epochs come in order; one that is not newer than the table's is one
-  that it shows already.
-- `fence(generation)` makes every later commit of an older generation fail with `Fenced`.
+There are two ways to stage, and a sink has one of them:
+- a `FileSink` names a folder, and Spark's own file sink writes Parquet files there, natively;
+- a `RowSink` gets each batch as a DataFrame and stages it itself, from the executors.
+
+The rules:
+- **stage** comes batch after batch, and for one batch perhaps more than once (a task or the whole batch was tried
+  again): the last time counts, and nothing of the times before may stay. Batches of different generations never mix.
+- **prepare** is not a call: what a batch has staged is durable when `stage` returns, so sealing it is naming it. A
+  committable names everything that the table does not show yet, not only the last epoch's.
+- **commit** comes only for decided checkpoints. It shows what lies in batches after the table's own last one, so epochs
+  may overlap and none leaves a hole. It may come again for the same epoch, after a crash and from another process too:
+  then it answers `ALREADY` and changes nothing. Epochs come in order.
+- **abort** of a checkpoint is not a call either: what was staged stays, and the next checkpoint seals it again. What a
+  lost generation has staged after the checkpoint that the pipeline was restored from is never sealed, so it is never
+  shown; `forget_staged` removes it.
+- **fence** makes every later commit of an older generation fail with `Fenced`, also one that is under way.
+- All that a sink must remember of its commits it keeps in the table itself, in the same transaction as the rows.
+  Where a table cannot do that, the sink is at least once, and says so in `is_exactly_once`.
+
+`tidegate.testing.sinks` has the tests that a sink must pass.
 """
 
 from __future__ import annotations
@@ -23,9 +36,29 @@ import msgspec
 
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
+from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+class SinkPlace(msgspec.Struct, frozen=True):
+    """Which stage of which pipeline a sink serves.
+
+    `folder`, in the pipeline's root, is for what the sink must remember and has no table for. `session` is there while
+    the pipeline runs.
+    """
+
+    pipeline: str
+    stage: str
+    folder: Path
+    session: SparkSession | None = None
+
+    @property
+    def owner(self) -> str:
+        """By what name a table knows it."""
+        return f"{self.pipeline}/{self.stage}"
 
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,9 +70,30 @@ class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: int
 
 
+class StagedBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One batch that a `RowSink` staged itself."""
+
+    batch: int
+    generation: int
+    rows: int
+
+
+Staged = StagedFile | StagedBatch
+
+
 class Committable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    files: tuple[StagedFile, ...]
+    """What a table does not show yet, up to a batch."""
+
     through_batch: int
+    files: tuple[StagedFile, ...] = ()
+    batches: tuple[StagedBatch, ...] = ()
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def decode_committable(text: str) -> Committable:
+    return msgspec.json.decode(text, type=Committable)
 
 
 class CommitAnswer(enum.Enum):
@@ -49,35 +103,63 @@ class CommitAnswer(enum.Enum):
 
 @runtime_checkable
 class Sink(Protocol):
-    """A table, as the pipeline sees it. `owner` is the pipeline's and the stage's name."""
+    """What both kinds of sink have."""
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Whether a repeated commit can never show a row twice."""
+        ...
+
+    @property
+    def table(self) -> TableAddress:
+        """Where the rows are, for the manifest. Without credentials."""
+        ...
 
     def describe(self) -> str:
-        """The table, for people."""
+        """The table, for people. Without credentials."""
         ...
 
-    def staging_folder(self, owner: str, generation: int) -> Path:
-        """Where a generation's files are staged."""
+    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
+        """Raise if the table, there or yet to be created, cannot take this. Changes nothing."""
         ...
+
+    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
+        """Create the table with this schema, unless it is there."""
+        ...
+
+    def facts(self, place: SinkPlace) -> SinkFacts:
+        """What the table itself says of the last epoch and the fence."""
+        ...
+
+    def fence(self, place: SinkPlace, generation: int) -> None: ...
+
+    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer: ...
+
+    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
+        """Remove what older generations have staged: what of it was decided is visible."""
+        ...
+
+
+@runtime_checkable
+class FileSink(Sink, Protocol):
+    """A sink whose batches Spark stages as Parquet files."""
 
     @property
     def partition_by(self) -> tuple[str, ...]: ...
 
-    def check_table(self, owner: str, schema: StructType) -> None:
-        """Raise if the table, there or yet to be created, cannot have this schema. Changes nothing."""
+    def staging_folder(self, place: SinkPlace, generation: int) -> Path:
+        """Where a generation's files are staged."""
         ...
 
-    def prepare_table(self, owner: str, schema: StructType) -> None:
-        """Create the table with this schema, or check that it has it."""
+
+@runtime_checkable
+class RowSink(Sink, Protocol):
+    """A sink that stages its batches itself."""
+
+    def open_staging(self, place: SinkPlace, generation: int, schema: StructType) -> None:
+        """Before a generation's first batch. May come twice."""
         ...
 
-    def facts(self, owner: str) -> SinkFacts:
-        """What the table itself says of the last epoch and the fence."""
-        ...
-
-    def fence(self, owner: str, generation: int) -> None: ...
-
-    def commit(self, owner: str, permit: CommitPermit, committable: Committable) -> CommitAnswer: ...
-
-    def forget_staged(self, owner: str, before_generation: int) -> None:
-        """Remove what older generations have staged: what of it was decided is visible."""
+    def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
+        """Stage a batch instead of whatever was staged of it before. Returns its rows."""
         ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -43,7 +43,7 @@ from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.protocol.retention import retained_after
-from tidegate.sinks.contract import CommitAnswer, Committable
+from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
 from tidegate.spark import cleaning
 from tidegate.spark.channel import Channel
 from tidegate.spark.output import remove_output
@@ -72,10 +72,6 @@ class Opened(msgspec.Struct, frozen=True):
     shape: dict[str, StageShape]
 
 
-def owner_of(pipeline: str, stage: str) -> str:
-    return f"{pipeline}/{stage}"
-
-
 def monotonic_ms() -> int:
     return time.monotonic_ns() // 1_000_000
 
@@ -88,7 +84,9 @@ class Generation:
         paths: RootPaths,
         store: Store,
         config: CheckpointConfig,
+        places: Mapping[str, SinkPlace],
     ) -> None:
+        """`places`: of the sinks."""
         self._definitions = {definition.name: definition for definition in definitions}
         self._opened = opened
         self.generation = opened.generation
@@ -114,9 +112,12 @@ class Generation:
         self._snapshots: dict[int, dict[str, StageSnapshot]] = {}
         self._triggered_at: dict[int, str] = {}
         self.sinks = {name: each.sink for name, each in self._definitions.items() if each.sink is not None}
+        self._places = places
         self._commits = SinkCommits(self.sinks)
         self._committing: dict[str, tuple[CommitPermit, Future[CommitAnswer]]] = {}
         self._threads = {name: ThreadPoolExecutor(1, f"tidegate-{name}") for name in self._definitions}
+        # Beside those of the snapshots: a commit may take long, and must not hold up the next checkpoint.
+        self._committers = {name: ThreadPoolExecutor(1, f"tidegate-commit-{name}") for name in self.sinks}
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
         self.channels = {
@@ -131,7 +132,8 @@ class Generation:
             self._commits.on_permit(permit_commit(self._log, base.checkpoint_id, self.generation), self._now_ms)
 
     def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
-        place = StagePlace(self._paths, self.generation, self.output_of(definition), start, after)
+        sink = self._places.get(definition.name)
+        place = StagePlace(self._paths, self.generation, self.output_of(definition), start, after, sink)
         return RunningStage(
             definition,
             place,
@@ -143,8 +145,8 @@ class Generation:
         )
 
     def output_of(self, definition: StageDefinition) -> Path:
-        if definition.sink is not None:
-            return definition.sink.staging_folder(owner_of(self._opened.pipeline, definition.name), self.generation)
+        if isinstance(definition.sink, FileSink):
+            return definition.sink.staging_folder(self._places[definition.name], self.generation)
         return self._paths.absolute(f"{self._paths.stage(self.generation, definition.name)}/output")
 
     # -- one round --------------------------------------------------------------------------------
@@ -342,9 +344,8 @@ class Generation:
         for name, permit in self._commits.due(self._now_ms):
             committable = self._manifests[permit.checkpoint_id].stages[name].committable
             assert committable is not None
-            decoded = msgspec.json.decode(committable, type=Committable)
-            owner = owner_of(self._opened.pipeline, name)
-            future = self._threads[name].submit(self.sinks[name].commit, owner, permit, decoded)
+            sealed = decode_committable(committable)
+            future = self._committers[name].submit(self.sinks[name].commit, self._places[name], permit, sealed)
             self._committing[name] = (permit, future)
         for name, (permit, future) in tuple(self._committing.items()):
             if future.done():
@@ -398,12 +399,11 @@ class Generation:
             stages=list(self.stages.values()),
             readers={name: self._readers(name) for name in self._definitions},
         )
-        owners = {name: owner_of(self._opened.pipeline, name) for name in self.sinks}
 
         def clean() -> None:
             job.run()
             for name, sink in self.sinks.items():
-                sink.forget_staged(owners[name], self.generation)
+                sink.forget_staged(self._places[name], self.generation)
             reached(Step.CLEANED_UP)
 
         self._cleaning = self._cleaner.submit(clean)
@@ -417,5 +417,5 @@ class Generation:
             if stage.query is not None:
                 with suppress(Exception):
                     stage.query.stop()
-        for thread in (*self._threads.values(), self._cleaner):
+        for thread in (*self._threads.values(), *self._committers.values(), self._cleaner):
             thread.shutdown(wait=True, cancel_futures=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType, StructField, StructType
 
 from tidegate.errors import InvalidPipeline
+from tidegate.sinks.contract import FileSink
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
@@ -158,14 +160,25 @@ def _first_line(error: PySparkException) -> str:
 
 
 def start(
-    definition: StageDefinition, frame: DataFrame, checkpoint: Path, output: Path, *, available_now: bool
+    definition: StageDefinition,
+    frame: DataFrame,
+    checkpoint: Path,
+    output: Path,
+    stage_rows: Callable[[DataFrame, int], None] | None,
+    *,
+    available_now: bool,
 ) -> StreamingQuery:
-    """Start the stage's query: native Parquet files in append mode, a folder per batch in the others."""
+    """Start the stage's query: native Parquet files in append mode, a folder per batch in the others.
+
+    `stage_rows` stages the batches of a sink that does so itself.
+    """
     writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
     writer = writer.option("checkpointLocation", str(checkpoint))
     if available_now:
         writer = writer.trigger(availableNow=True)
-    partition_by = () if definition.sink is None else definition.sink.partition_by
+    if stage_rows is not None:
+        return writer.foreachBatch(stage_rows).start()
+    partition_by = definition.sink.partition_by if isinstance(definition.sink, FileSink) else ()
     if definition.output_mode != "append":
 
         def write(batch: DataFrame, batch_id: int) -> None:

@@ -35,8 +35,8 @@ from tidegate.protocol.recovery import (
     checkpoint_name,
     recover,
 )
-from tidegate.sinks.contract import Sink
-from tidegate.spark.generation import Opened, owner_of
+from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.spark.generation import Opened
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import checksum
 from tidegate.storage.manifest import Manifest, StageShape, decode_manifest
@@ -117,7 +117,7 @@ class Root:
     # -- opening a generation ---------------------------------------------------------------------
 
     def recovered(
-        self, sinks: Mapping[str, Sink], shape: Mapping[str, StageShape]
+        self, sinks: Mapping[str, tuple[Sink, SinkPlace]], shape: Mapping[str, StageShape]
     ) -> tuple[DecisionLog, Manifest | None]:
         """What the next generation starts from. Changes nothing, but for fencing sinks before a fall-back."""
         health: dict[int, str | None] = {}
@@ -136,8 +136,8 @@ class Root:
                         if self.decisions.read().next_slot == log.next_slot:
                             health[checkpoint_id] = str(damage)
                 case FenceSinks(generation):
-                    for name, sink in sinks.items():
-                        sink.fence(owner_of(self.pipeline, name), generation)
+                    for sink, place in sinks.values():
+                        sink.fence(place, generation)
                 case _:
                     return log, self._base(decision, manifests, shape)
 
@@ -182,11 +182,11 @@ class Root:
     def _has_leftovers(self) -> bool:
         return bool(self.store.list(RootPaths.GENERATIONS))
 
-    def _sink_facts(self, sinks: Mapping[str, Sink]) -> dict[str, SinkFacts]:
+    def _sink_facts(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> dict[str, SinkFacts]:
         facts: dict[str, SinkFacts] = {}
-        for name, sink in sinks.items():
+        for name, (sink, place) in sinks.items():
             try:
-                facts[name] = sink.facts(owner_of(self.pipeline, name))
+                facts[name] = sink.facts(place)
             except TidegateError:
                 raise
             except Exception as error:

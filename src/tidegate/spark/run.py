@@ -26,9 +26,10 @@ import msgspec
 from tidegate.errors import CheckpointError, CheckpointsFailed, InvalidConfig, StageFailed, Superseded
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Flag
+from tidegate.sinks.contract import SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
-from tidegate.spark.generation import Generation, owner_of
+from tidegate.spark.generation import Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.root import Root, RootLock
@@ -194,7 +195,18 @@ class _Run:
     # -- opening ----------------------------------------------------------------------------------
 
     def _open(self) -> Generation:
-        sinks = {each.name: each.sink for each in self._definitions if each.sink is not None}
+        places = {
+            each.name: SinkPlace(
+                self._pipeline.name,
+                each.name,
+                self._root.paths.absolute(self._root.paths.sink(each.name)),
+                self._session,
+            )
+            for each in self._definitions
+            if each.sink is not None
+        }
+        sinks = {each.name: (each.sink, places[each.name]) for each in self._definitions if each.sink is not None}
+        modes = {each.name: each.output_mode for each in self._definitions}
         sessions = StageSessions(self._session)
         while True:
             number = self._root.decisions.read().generation + 1
@@ -203,13 +215,10 @@ class _Run:
                 built = self._build(sessions, folder)
                 shape = self._shape(built)
                 log, base = self._root.recovered(sinks, shape)
-                tables = [
-                    (sink, owner_of(self._pipeline.name, name), built[name].schema) for name, sink in sinks.items()
-                ]
-                for sink, owner, schema in tables:  # none is created before all are checked
-                    sink.check_table(owner, schema)
-                for sink, owner, schema in tables:
-                    sink.prepare_table(owner, schema)
+                for name, (sink, place) in sinks.items():  # none is created before all are checked
+                    sink.check_table(place, built[name].schema, modes[name])
+                for name, (sink, place) in sinks.items():
+                    sink.prepare_table(place, built[name].schema)
                 opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -220,8 +229,14 @@ class _Run:
         self.has_opened = True
         reached(Step.GENERATION_OPENED)
         shutil.rmtree(folder)
-        generation = Generation(self._definitions, opened, self._root.paths, self._root.store, self._options.config())
-        self._start(generation, built)
+        generation = Generation(
+            self._definitions, opened, self._root.paths, self._root.store, self._options.config(), places
+        )
+        try:
+            self._start(generation, built)
+        except BaseException:
+            generation.stop()
+            raise
         return generation
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
@@ -243,6 +258,7 @@ class _Run:
                 each.inputs,
                 each.output_mode,
                 built[each.name].schema.simpleString(),
+                None if each.sink is None else each.sink.table,
             )
             for each in self._definitions
         }
@@ -268,6 +284,7 @@ class _Run:
                 built[definition.name].frame,
                 checkpoint,
                 output,
+                stage.row_staging(built[definition.name].schema),
                 available_now=self._options.available_now and not definition.inputs,
             )
         reached(Step.QUERIES_STARTED)

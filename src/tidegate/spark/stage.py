@@ -30,7 +30,7 @@ from tidegate.protocol.aligner import (
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
-from tidegate.sinks.contract import Committable, StagedFile
+from tidegate.sinks.contract import Committable, RowSink, SinkPlace, Staged, StagedBatch, StagedFile, decode_committable
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
@@ -53,7 +53,9 @@ from tidegate.storage.parquet import count_rows
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
@@ -67,6 +69,7 @@ class StagePlace(msgspec.Struct, frozen=True):
     output: Path
     start: StageSnapshot | None
     after_checkpoint: int
+    sink: SinkPlace | None
 
     def folder(self, stage: str) -> Path:
         return self.paths.absolute(self.paths.stage(self.generation, stage))
@@ -158,14 +161,16 @@ class RunningStage:
         self.ended = False
         self.query: StreamingQuery | None = None
         self._parts: dict[int, _Part] = {}
-        self._staged: list[StagedFile] = []
+        self._staged: list[Staged] = []
+        self._staged_rows: dict[int, int] = {}
         self._written_segments: deque[Segment] = deque()
         self._unreclaimed: list[str] = []
         self._trimmed_at = self.batch
         self._known: dict[str, dict[int, Segment]] = {name: {} for name in definition.inputs}
         if start is not None and start.committable is not None:
             # What the table does not show yet is sealed again, until the table says that it does.
-            self._staged = list(msgspec.json.decode(start.committable, type=Committable).files)
+            restored = decode_committable(start.committable)
+            self._staged = [*restored.files, *restored.batches]
 
     def open_gates(self, sources: Sequence[StageSource]) -> None:
         """Lay the gates, with what was in flight at the checkpoint that the stage starts from."""
@@ -271,6 +276,12 @@ class RunningStage:
         if not self.definition.inputs:
             self.source_positions = tuple(source for source in offsets.sources if source is not None)
         self.batch = batch
+        if isinstance(self.definition.sink, RowSink):
+            rows = self._staged_rows.pop(batch, 0)
+            self.rows += rows
+            if rows:
+                self._staged.append(StagedBatch(batch, self._place.generation, rows))
+            return
         files = self._written(batch)
         if self.definition.kind == "sink":
             self._staged += files
@@ -336,6 +347,18 @@ class RunningStage:
                 remove_output(path)  # Spark writes an empty file for a batch without rows
         return files
 
+    def row_staging(self, schema: StructType) -> Callable[[DataFrame, int], None] | None:
+        """What stages a batch, if the stage's sink does so itself. Spark calls it before it commits the batch."""
+        sink, place, generation = self.definition.sink, self._place.sink, self._place.generation
+        if place is None or not isinstance(sink, RowSink):
+            return None
+        sink.open_staging(place, generation, schema)
+
+        def stage_rows(frame: DataFrame, batch: int) -> None:
+            self._staged_rows[batch] = sink.stage(place, generation, batch, frame)
+
+        return stage_rows
+
     def _trim(self, sources: Iterable[str | None]) -> None:
         """Keep Spark's own logs short. A user's source is left alone: it may need all of its log."""
         if self.definition.inputs:
@@ -360,7 +383,9 @@ class RunningStage:
         """What a sink's table does not show yet, as a committable."""
         if self.definition.kind != "sink":
             return None
-        return msgspec.json.encode(Committable(tuple(self._staged), self.batch)).decode()
+        files = tuple(each for each in self._staged if isinstance(each, StagedFile))
+        batches = tuple(each for each in self._staged if isinstance(each, StagedBatch))
+        return Committable(self.batch, files, batches).encode()
 
     def on_aborted(self, barrier: Barrier) -> None:
         if self.definition.inputs:
@@ -373,9 +398,9 @@ class RunningStage:
 
     def on_visible(self, through_batch: int) -> list[Path]:
         """The table shows everything up to this batch: its staged files are no longer needed."""
-        done = [Path(file.path) for file in self._staged if file.batch <= through_batch]
-        self._staged = [file for file in self._staged if file.batch > through_batch]
-        return done
+        done = [each for each in self._staged if each.batch <= through_batch]
+        self._staged = [each for each in self._staged if each.batch > through_batch]
+        return [Path(each.path) for each in done if isinstance(each, StagedFile)]
 
     def _execute(self, actions: Iterable[Action]) -> None:
         for action in actions:

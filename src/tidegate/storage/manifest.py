@@ -47,13 +47,21 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     total_bytes: int
 
 
+class TableAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Where a sink's rows are: a kind of table, and its address without credentials."""
+
+    kind: str
+    address: str
+
+
 class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a stage must stay the same for its state to be taken up again."""
+    """What of a stage must stay the same for its state to be taken up again, and where a sink's rows are."""
 
     kind: str
     inputs: tuple[str, ...]
     output_mode: str
     schema: str
+    table: TableAddress | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
   ids/000042                             checkpoint ids that were used
+  sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
     manifests/ckpt-000042.json
     snapshots/<stage>/…                  files of Spark's checkpoint folder, by their path in it
@@ -66,6 +67,10 @@ class RootPaths:
     @staticmethod
     def snapshot_file(generation: int, stage: str, file: str) -> str:
         return f"{RootPaths.generation(generation)}/snapshots/{stage}/{file}"
+
+    @staticmethod
+    def sink(stage: str) -> str:
+        return f"sinks/{stage}"
 
     @staticmethod
     def stage(generation: int, stage: str) -> str:

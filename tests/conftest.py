@@ -1,4 +1,4 @@
-"""One Spark session for all tests in this folder: starting one takes seconds."""
+"""What tests share that is slow to start: one Spark session, one PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.postgres_server import PostgresServer, find_programs
 from tidegate.spark.session import local_session
 
 
@@ -16,3 +17,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session.conf.set("spark.sql.session.timeZone", "UTC")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    programs = find_programs()
+    if programs is None:
+        pytest.skip("there is no PostgreSQL server here (on Debian and Ubuntu: apt-get install postgresql)")
+    server = PostgresServer(programs)
+    yield server
+    server.remove()

@@ -1,0 +1,190 @@
+"""Sinks that call a function with each epoch's rows: the user's own, one that prints, one that remembers.
+
+The rows of an epoch are staged as Parquet files in the root, like any other's. When the epoch's checkpoint is decided,
+the function is called with them, as a DataFrame, and with the epoch's number. That happens **at least once**: a crash
+after the call and before it is remembered makes it happen again, with the same epoch and the very same rows. So a
+function that writes under the epoch's number, or looks for it first, has its effect exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.storage.manifest import TableAddress
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+_RECORD: Final = "record.json"
+
+
+class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is remembered of the calls, in the root.
+
+    `calling` is the epoch that the function is called with, `calling_next_batch` the batch after its rows: so that a
+    call that was interrupted is repeated as it was, though a later epoch may have been decided meanwhile.
+    """
+
+    epoch: int = 0
+    next_batch: int = 0
+    fence: int = 0
+    calling: int = 0
+    calling_next_batch: int = 0
+
+
+class ForeachBatch:
+    """Calls `function(rows, epoch)` for each epoch that has rows, at least once."""
+
+    is_exactly_once = False
+    partition_by = ()
+
+    def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
+        self._function = function
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._name})"
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._function, "__name__", repr(self._function))
+
+    def describe(self) -> str:
+        return f"function {self._name}"
+
+    @property
+    def table(self) -> TableAddress:
+        return TableAddress("function", self._name)
+
+    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
+        """A function takes anything."""
+
+    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        # So that an epoch's rows have the stage's columns, whatever files it consists of.
+        (place.folder / "schema.json").write_text(schema.json(), encoding="utf-8")
+
+    def staging_folder(self, place: SinkPlace, generation: int) -> Path:
+        return place.folder / f"{generation:06d}"
+
+    def facts(self, place: SinkPlace) -> SinkFacts:
+        record = self._read(place)
+        return SinkFacts(record.epoch, record.fence)
+
+    def fence(self, place: SinkPlace, generation: int) -> None:
+        record = self._read(place)
+        if record.fence < generation:
+            self._write(place, msgspec.structs.replace(record, fence=generation))
+
+    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        record = self._read(place)
+        if record.fence > permit.generation:
+            raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
+        if record.epoch >= permit.epoch:
+            return CommitAnswer.ALREADY
+        if record.epoch < record.calling < permit.epoch:
+            record = self._show(place, record, record.calling, record.calling_next_batch, committable)
+        self._show(place, record, permit.epoch, committable.through_batch + 1, committable)
+        return CommitAnswer.COMMITTED
+
+    def _show(
+        self, place: SinkPlace, record: _Record, epoch: int, next_batch: int, committable: Committable
+    ) -> _Record:
+        next_batch = max(record.next_batch, next_batch)
+        fresh = [file.path for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
+        if fresh:
+            self._write(place, msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch))
+            self._call(place, fresh, epoch)
+        record = _Record(epoch, next_batch, record.fence)
+        self._write(place, record)
+        return record
+
+    def _call(self, place: SinkPlace, files: list[str], epoch: int) -> None:
+        from pyspark.sql.types import StructType
+
+        if place.session is None:
+            raise SinkFailed(f"{self.describe()} can be called only while the pipeline runs")
+        schema = StructType.fromJson(msgspec.json.decode((place.folder / "schema.json").read_bytes()))
+        self._function(place.session.read.schema(schema).parquet(*files), epoch)
+
+    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
+        if place.folder.is_dir():
+            for folder in place.folder.iterdir():
+                if folder.name.isdigit() and int(folder.name) < before_generation:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _read(self, place: SinkPlace) -> _Record:
+        try:
+            return msgspec.json.decode((place.folder / _RECORD).read_bytes(), type=_Record)
+        except FileNotFoundError:
+            return _Record()
+        except msgspec.MsgspecError as error:
+            raise SinkFailed(f"{place.folder / _RECORD} cannot be read: {error}") from error
+
+    def _write(self, place: SinkPlace, record: _Record) -> None:
+        place.folder.mkdir(parents=True, exist_ok=True)
+        hidden = place.folder / f".{_RECORD}.{os.getpid()}"
+        hidden.write_bytes(msgspec.json.encode(record))
+        hidden.rename(place.folder / _RECORD)
+
+
+class Console(ForeachBatch):
+    """Prints the first rows of each epoch, for trying things out. At least once, like any function."""
+
+    def __init__(self, rows: int = 20) -> None:
+        if rows < 1:
+            raise InvalidPipeline(f"tidegate.Console prints at least one row of an epoch, not {rows}")
+        self._rows = rows
+        super().__init__(self._print)
+
+    def describe(self) -> str:
+        return "the console"
+
+    @property
+    def table(self) -> TableAddress:
+        return TableAddress("console", "")
+
+    def _print(self, rows: DataFrame, epoch: int) -> None:
+        print(f"epoch {epoch}: {rows.count()} rows")
+        rows.show(self._rows, truncate=False)
+
+
+class Memory(ForeachBatch):
+    """Keeps the rows in the memory of this process, for trying things out and for tests.
+
+    A process that is started again has only what it has committed itself.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: dict[int, list[Any]] = {}
+        super().__init__(self._remember)
+
+    def describe(self) -> str:
+        return "the memory of this process"
+
+    @property
+    def table(self) -> TableAddress:
+        return TableAddress("memory", "")
+
+    @property
+    def rows(self) -> list[Any]:
+        """All rows, in the order of their epochs."""
+        return [row for epoch in sorted(self._epochs) for row in self._epochs[epoch]]
+
+    @property
+    def epochs(self) -> dict[int, list[Any]]:
+        """The rows of each epoch."""
+        return {epoch: list(rows) for epoch, rows in self._epochs.items()}
+
+    def _remember(self, rows: DataFrame, epoch: int) -> None:
+        self._epochs[epoch] = rows.collect()

@@ -1,0 +1,383 @@
+"""The tests that a sink must pass, whoever wrote it.
+
+Subclass `SinkConformance` in a pytest file, under a name that starts with `Test`, and say how to make the sink and how
+to read what its table shows:
+
+    class TestMyTable(SinkConformance):
+        def make_sink(self, name):
+            return MyTable(URL, name)
+
+        def shown(self, name):
+            return Counter(query(f"select id, value from {name}"))
+
+Each test uses tables of its own names. `make_sink` with the same name gives another handle on the same table, as
+another process would have it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tidegate.errors import Fenced, TidegateError
+from tidegate.protocol.commit import CommitPermit, permit_commit
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.sinks.contract import (
+    CommitAnswer,
+    Committable,
+    FileSink,
+    RowSink,
+    Sink,
+    SinkPlace,
+    Staged,
+    StagedBatch,
+    StagedFile,
+    decode_committable,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+Row = tuple[int, str]
+Rows = Counter[Row]
+
+
+def permit(epoch: int, generation: int = 1) -> CommitPermit:
+    """The permit that a decision log gives for an epoch."""
+    log = DecisionLog()
+    while log.generation < generation:
+        log.append(log.opening("conformance", None))
+    log.append(
+        log.completing(
+            "conformance",
+            generation,
+            checkpoint_id=epoch,
+            epoch=epoch,
+            manifest="manifest",
+            manifest_sha256="00",
+            aligned=True,
+            retained=(epoch,),
+        )
+    )
+    return permit_commit(log, epoch, generation)
+
+
+def columns() -> StructType:
+    """The rows of these tests: an id and a value."""
+    from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+    return StructType([StructField("id", LongType()), StructField("value", StringType())])
+
+
+class SinkRun:
+    """One generation of a pipeline, as a sink sees it. It keeps of its stage what a checkpoint would keep."""
+
+    def __init__(
+        self, sink: Sink, place: SinkPlace, generation: int, restored: Committable | None = None, next_batch: int = 0
+    ) -> None:
+        self.sink = sink
+        self.place = place
+        self.generation = generation
+        self.batch = next_batch - 1
+        self.staged: list[Staged] = [] if restored is None else [*restored.files, *restored.batches]
+        if isinstance(sink, RowSink):
+            sink.open_staging(place, generation, columns())
+
+    def stage(self, rows: Sequence[Row], batch: int | None = None) -> None:
+        """A batch, the next one unless it is named."""
+        batch = self.batch + 1 if batch is None else batch
+        self.staged = [each for each in self.staged if each.batch != batch]
+        if isinstance(self.sink, RowSink):
+            assert self.place.session is not None, "a RowSink stages a DataFrame: give the suite a session"
+            frame = self.place.session.createDataFrame(list(rows), columns())
+            count = self.sink.stage(self.place, self.generation, batch, frame)
+            assert count == len(rows), "stage() tells how many rows it has staged"
+            self.staged.append(StagedBatch(batch, self.generation, count))
+        else:
+            assert isinstance(self.sink, FileSink)
+            self.staged.append(_write_file(self.sink.staging_folder(self.place, self.generation), batch, rows))
+        self.batch = max(self.batch, batch)
+
+    def sealed(self) -> Committable:
+        """What a checkpoint's manifest holds, after it was written and read."""
+        files = tuple(each for each in self.staged if isinstance(each, StagedFile))
+        batches = tuple(each for each in self.staged if isinstance(each, StagedBatch))
+        return decode_committable(Committable(self.batch, files, batches).encode())
+
+    def commit(self, epoch: int, sealed: Committable | None = None) -> CommitAnswer:
+        return self.sink.commit(self.place, permit(epoch, self.generation), sealed or self.sealed())
+
+
+def _write_file(folder: Path, batch: int, rows: Sequence[Row]) -> StagedFile:
+    """What Spark's file sink would write."""
+    pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"part-{batch:05d}-{uuid.uuid4()}.parquet"
+    ids = pyarrow.array([each for each, _ in rows], pyarrow.int64())
+    values = pyarrow.array([value for _, value in rows], pyarrow.string())
+    parquet.write_table(pyarrow.table({"id": ids, "value": values}), path)
+    return StagedFile(batch, str(path), path.stat().st_size, len(rows))
+
+
+class SinkConformance:
+    """See the module's text."""
+
+    key: ClassVar[bool] = False
+    """Whether rows replace those with the same id."""
+    shares_table: ClassVar[bool] = True
+    """Whether two stages may write to one table."""
+
+    # -- to be given ------------------------------------------------------------------------------
+
+    def make_sink(self, name: str) -> Sink:
+        """A handle on the table of that name."""
+        raise NotImplementedError
+
+    def shown(self, name: str) -> Rows:
+        """What a reader of the table sees."""
+        raise NotImplementedError
+
+    def session(self) -> SparkSession | None:
+        """A Spark session, where the sink needs one."""
+        return None
+
+    # -- helpers ----------------------------------------------------------------------------------
+
+    def place(self, name: str, stage: str = "orders") -> SinkPlace:
+        if not hasattr(self, "_folder"):
+            self._folder = tempfile.TemporaryDirectory(prefix="tidegate-conformance-")
+        return SinkPlace("conformance", stage, Path(self._folder.name) / name / stage, self.session())
+
+    def start(self, name: str, generation: int = 1, stage: str = "orders") -> SinkRun:
+        """The first run on a table."""
+        sink, place = self.make_sink(name), self.place(name, stage)
+        sink.check_table(place, columns(), "update" if self.key else "append")
+        sink.prepare_table(place, columns())
+        return SinkRun(sink, place, generation)
+
+    def restart(self, name: str, generation: int, restored: Committable | None) -> SinkRun:
+        """Another process starts a generation on what a checkpoint has sealed."""
+        next_batch = 0 if restored is None else restored.through_batch + 1
+        run = self.start(name, generation)
+        return SinkRun(run.sink, run.place, generation, restored, next_batch)
+
+    # -- the tests --------------------------------------------------------------------------------
+
+    def test_it_is_a_sink_that_can_describe_itself(self) -> None:
+        sink = self.make_sink("described")
+        assert isinstance(sink, FileSink | RowSink)
+        assert sink.describe()
+        assert sink.table.kind
+
+    def test_nothing_that_is_staged_is_visible(self) -> None:
+        run = self.start("staged")
+        run.stage([(1, "a"), (2, "b")])
+        run.sealed()
+        assert self.shown("staged") == Counter()
+        assert run.sink.facts(run.place).committed_epoch == 0
+
+    def test_a_commit_shows_all_that_was_staged_and_is_remembered(self) -> None:
+        run = self.start("committed")
+        run.stage([(1, "a"), (2, "b")])
+        run.stage([(3, "c")])
+        assert run.commit(5) is CommitAnswer.COMMITTED
+        assert self.shown("committed") == Counter([(1, "a"), (2, "b"), (3, "c")])
+        assert self.make_sink("committed").facts(run.place).committed_epoch == 5
+
+    def test_a_repeated_commit_changes_nothing(self) -> None:
+        run = self.start("repeated")
+        run.stage([(1, "a")])
+        sealed = run.sealed()
+        run.commit(1)
+        assert run.commit(1, sealed) is CommitAnswer.ALREADY
+        another = self.make_sink("repeated")
+        assert another.commit(run.place, permit(1), sealed) is CommitAnswer.ALREADY
+        assert another.commit(run.place, permit(1, generation=2), sealed) is CommitAnswer.ALREADY
+        assert self.shown("repeated") == Counter([(1, "a")])
+
+    def test_a_commit_that_a_crash_prevented_is_made_by_the_next_process(self) -> None:
+        run = self.start("prevented")
+        run.stage([(1, "a")])
+        sealed = run.sealed()
+        after = self.restart("prevented", 2, sealed)
+        assert after.commit(1, sealed) is CommitAnswer.COMMITTED
+        assert self.shown("prevented") == Counter([(1, "a")])
+
+    def test_after_an_abort_the_next_epoch_shows_the_rows_of_both(self) -> None:
+        run = self.start("aborted")
+        run.stage([(1, "a")])
+        first = run.sealed()  # prepared, and never decided
+        run.stage([(2, "b")])
+        assert run.commit(2) is CommitAnswer.COMMITTED
+        assert self.shown("aborted") == Counter([(1, "a"), (2, "b")])
+        assert run.commit(1, first) is CommitAnswer.ALREADY
+        assert self.shown("aborted") == Counter([(1, "a"), (2, "b")])
+
+    def test_epochs_that_overlap_show_each_row_once(self) -> None:
+        run = self.start("overlapping")
+        run.stage([(1, "a")])
+        run.commit(1)
+        run.stage([(2, "b")])
+        run.commit(2)  # what it names of epoch 1 is visible already
+        assert self.shown("overlapping") == Counter([(1, "a"), (2, "b")])
+
+    def test_an_epoch_without_rows_is_no_obstacle(self) -> None:
+        run = self.start("empty")
+        run.commit(1)
+        run.stage([])
+        run.commit(2)
+        run.stage([(1, "a")])
+        assert run.commit(3) is CommitAnswer.COMMITTED
+        assert self.shown("empty") == Counter([(1, "a")])
+
+    def test_a_batch_that_is_staged_again_replaces_what_it_staged_before(self) -> None:
+        if not isinstance(self.make_sink("again"), RowSink):
+            return  # Spark's file sink sees to it
+        run = self.start("again")
+        run.stage([(1, "a"), (2, "b"), (3, "c")])
+        run.stage([(4, "d")], batch=0)
+        run.commit(1)
+        assert self.shown("again") == Counter([(4, "d")])
+
+    def test_what_a_lost_generation_staged_after_the_checkpoint_is_never_shown(self) -> None:
+        lost = self.start("lost")
+        lost.stage([(1, "a")])
+        sealed = lost.sealed()
+        lost.stage([(666, "lost")])
+        run = self.restart("lost", 2, sealed)
+        assert run.commit(1, sealed) is CommitAnswer.COMMITTED
+        run.sink.forget_staged(run.place, 2)
+        run.stage([(2, "b")])
+        assert run.commit(2) is CommitAnswer.COMMITTED
+        assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
+        run.sink.forget_staged(run.place, 2)  # may come again
+
+    def test_an_old_generation_that_commits_late_is_refused(self) -> None:
+        old = self.start("late", generation=2)
+        old.stage([(1, "a")])
+        another = self.make_sink("late")
+        another.fence(old.place, 3)
+        another.fence(old.place, 1)  # an older fence takes nothing back
+        assert another.facts(old.place).fence == 3
+        refused = False
+        try:
+            old.commit(7)
+        except Fenced:
+            refused = True
+        assert refused, "a commit of generation 2 was let through a fence of generation 3"
+        assert self.shown("late") == Counter()
+        new = self.restart("late", 3, old.sealed())
+        assert new.commit(8) is CommitAnswer.COMMITTED
+        assert self.shown("late") == Counter([(1, "a")])
+
+    def test_two_sinks_at_once_disturb_each_other_in_nothing(self) -> None:
+        names = ("both", "both") if self.shares_table else ("one", "other")
+        runs = [self.start(name, stage=f"stage{number}") for number, name in enumerate(names)]
+        expected: Rows = Counter()
+
+        def commit(run: SinkRun, epoch: int) -> None:
+            for _ in range(5):  # as the pipeline tries again
+                try:
+                    run.commit(epoch)
+                    return
+                except Fenced:
+                    raise
+                except TidegateError:
+                    continue
+            run.commit(epoch)
+
+        with ThreadPoolExecutor(2) as threads:
+            for epoch in range(1, 6):
+                for number, run in enumerate(runs):
+                    rows = [(1000 * number + 10 * epoch + each, f"{number}") for each in range(3)]
+                    expected.update(rows)
+                    run.stage(rows)
+                for future in [threads.submit(commit, run, epoch) for run in runs]:
+                    future.result()
+        shown: Rows = Counter()
+        for name in set(names):
+            shown.update(self.shown(name))
+        assert shown == expected
+
+    def test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing(self) -> None:
+        """For every prefix of a run's calls: stop there, and let another process go on as a pipeline would."""
+        for calls in range(_CALLS + 1):
+            name = f"crash{calls}"
+            _Crashing(self, name).run(calls)
+            assert self.shown(name) == Counter(_EXPECTED_BY_KEY if self.key else _EXPECTED), f"after {calls} calls"
+
+    def test_by_key_the_row_of_the_last_batch_counts(self) -> None:
+        if not self.key:
+            return
+        run = self.start("keyed")
+        run.stage([(1, "a"), (2, "b")])
+        run.stage([(1, "later")])
+        run.commit(1)
+        assert self.shown("keyed") == Counter([(1, "later"), (2, "b")])
+        run.stage([(2, "changed"), (3, "c")])
+        run.commit(2)
+        assert self.shown("keyed") == Counter([(1, "later"), (2, "changed"), (3, "c")])
+        run.commit(2)
+        assert self.shown("keyed") == Counter([(1, "later"), (2, "changed"), (3, "c")])
+
+
+_BATCHES: tuple[tuple[Row, ...], ...] = (((1, "a"), (2, "b")), ((3, "c"),), (), ((1, "again"), (4, "d")), ((5, "e"),))
+_EPOCH_ENDS = {1: 1, 2: 2, 3: 4}
+"""The last batch of each epoch."""
+_EXPECTED = [row for batch in _BATCHES for row in batch]
+_EXPECTED_BY_KEY = list(dict(_EXPECTED).items())
+_CALLS = len(_BATCHES) + len(_EPOCH_ENDS) * 3
+
+
+class _Stopped(Exception):
+    pass
+
+
+class _Crashing:
+    """A pipeline of one sink whose process stops after so many calls; then another one takes it to its end."""
+
+    def __init__(self, suite: SinkConformance, name: str) -> None:
+        self._suite = suite
+        self._name = name
+        self._decided: list[tuple[int, Committable]] = []
+
+    def run(self, calls: int) -> None:
+        try:
+            self._go_on(self._suite.start(self._name), calls)
+        except _Stopped:
+            restored = self._decided[-1][1] if self._decided else None
+            run = self._suite.restart(self._name, 2, restored)
+            if restored is not None:
+                run.commit(*self._decided[-1])
+            self._go_on(run, None)
+
+    def _go_on(self, run: SinkRun, calls: int | None) -> None:
+        left = iter(range(calls)) if calls is not None else None
+
+        def call(action: Callable[[], object]) -> None:
+            if left is not None and next(left, None) is None:
+                raise _Stopped
+            action()
+
+        for epoch, end in _EPOCH_ENDS.items():
+            if any(decided == epoch for decided, _ in self._decided):
+                continue
+            for batch in range(run.batch + 1, end + 1):
+                call(partial(run.stage, _BATCHES[batch]))
+            sealed = run.sealed()
+            call(partial(self._decided.append, (epoch, sealed)))
+            call(partial(run.commit, epoch, sealed))
+            call(partial(run.sink.forget_staged, run.place, run.generation))
+
+
+def as_rows(rows: Iterable[Any]) -> Rows:
+    """Rows of any kind that can be indexed by name."""
+    return Counter((int(row["id"]), str(row["value"])) for row in rows)

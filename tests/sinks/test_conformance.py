@@ -1,0 +1,139 @@
+"""Every sink that comes with Tidegate passes the tests that every sink must pass."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import tidegate as tg
+from tests.postgres_server import PostgresServer
+from tidegate.sinks.contract import Sink
+from tidegate.testing.sinks import Rows, SinkConformance, as_rows
+
+
+class TestDeltaTable(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def given(self, tmp_path: Path) -> None:
+        self.lake = tmp_path
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self.lake / name)
+
+    def shown(self, name: str) -> Rows:
+        return as_rows(deltalake.DeltaTable(self.lake / name).to_pyarrow_table().to_pylist())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+class TestDeltaTableByKey(TestDeltaTable):
+    key = True
+
+    @pytest.fixture(autouse=True)
+    def given_spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self.lake / name, key="id")
+
+
+@pytest.mark.spark
+@pytest.mark.postgres
+@pytest.mark.slow
+class TestPostgresTable(SinkConformance):
+    @pytest.fixture(autouse=True)
+    def given(self, spark: SparkSession, postgres_server: PostgresServer, request: pytest.FixtureRequest) -> None:
+        self.spark = spark
+        self.dsn = postgres_server.dsn
+        self.prefix = f"{request.cls.__name__}.{request.node.name}".replace(".", " ")[:40]
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def _table(self, name: str) -> str:
+        return f'{self.prefix} "{name}"'  # names are quoted, whatever they hold
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.PostgresTable(self._table(name), self.dsn)
+
+    def shown(self, name: str) -> Rows:
+        quoted = self._table(name).replace('"', '""')
+        with psycopg.connect(self.dsn) as connection:
+            return Counter(connection.execute(f'SELECT id, value FROM "{quoted}"').fetchall())
+
+
+class TestPostgresTableByKey(TestPostgresTable):
+    key = True
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.PostgresTable(self._table(name), self.dsn, key=["id"])
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+class TestForeachBatch(SinkConformance):
+    shares_table = False  # each stage has its own function, and its own record of the calls
+
+    @pytest.fixture(autouse=True)
+    def given(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.calls: dict[str, dict[int, list[Any]]] = {}
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def make_sink(self, name: str) -> Sink:
+        def remember(rows: DataFrame, epoch: int) -> None:
+            self.calls.setdefault(name, {})[epoch] = rows.collect()  # idempotent by epoch
+
+        return tg.ForeachBatch(remember)
+
+    def shown(self, name: str) -> Rows:
+        return as_rows(row for rows in self.calls.get(name, {}).values() for row in rows)
+
+
+class TestMemory(TestForeachBatch):
+    @pytest.fixture(autouse=True)
+    def given_tables(self) -> None:
+        self.tables: dict[str, tg.Memory] = {}
+
+    def make_sink(self, name: str) -> Sink:
+        return self.tables.setdefault(name, tg.Memory())
+
+    def shown(self, name: str) -> Rows:
+        return as_rows(self.tables[name].rows)
+
+
+class TestConsole(TestForeachBatch):
+    @pytest.fixture(autouse=True)
+    def given_output(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self.capfd = capfd
+        self.printed: dict[str, Rows] = {}
+        self.last = ""
+
+    def make_sink(self, name: str) -> Sink:
+        self._read()
+        self.last = name
+        return tg.Console(rows=1000)
+
+    def _read(self) -> None:
+        """What was printed since belongs to the table that was asked for last."""
+        lines = [
+            line.strip("|").split("|") for line in self.capfd.readouterr().out.splitlines() if line.startswith("|")
+        ]
+        rows = [(int(each[0]), each[1].strip()) for each in lines if each[0].strip().isdigit()]
+        self.printed.setdefault(self.last, Counter()).update(rows)
+
+    def shown(self, name: str) -> Rows:
+        self._read()
+        if name == self.last:
+            return self.printed[name]
+        return self.printed.get(name, Counter())

@@ -1,0 +1,260 @@
+"""A PostgreSQL table as a sink, against a real server: types, names, credentials, and a server that goes away."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from collections import Counter
+from collections.abc import Callable
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+import tidegate as tg
+from tests.postgres_server import PostgresServer
+from tests.spark.harness import oracle, run_to_end, stream, write_input
+from tidegate.errors import InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
+from tidegate.sinks.postgres import scrubbed
+from tidegate.testing.sinks import SinkRun, columns, permit
+
+pytestmark = [pytest.mark.postgres, pytest.mark.slow]
+
+SECRET = "very-secret"
+
+
+@pytest.fixture
+def server(postgres_server: PostgresServer) -> PostgresServer:
+    """The server with nothing in it."""
+    with psycopg.connect(postgres_server.dsn) as connection:
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return postgres_server
+
+
+def rows_of(server: PostgresServer, query: str) -> Counter[tuple[Any, ...]]:
+    with psycopg.connect(server.dsn) as connection:
+        return Counter(connection.execute(query.encode()).fetchall())
+
+
+def place(tmp_path: Path, session: SparkSession | None = None) -> SinkPlace:
+    return SinkPlace("shop", "orders", tmp_path / "sink", session)
+
+
+# -- the table ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spark
+def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession, tmp_path: Path) -> None:
+    names = "b boolean, y byte, s short, i int, l long, f float, d double, t string, n decimal(20,4), x binary,"
+    schema = names + " day date, at timestamp, local timestamp_ntz, tags array<string>, more struct<a:int,b:string>"
+    moment = datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
+    full = (True, 1, 2, 3, 2**62, 0.5, 1e300, 'a "b", c\n\\N', Decimal("-1.5000"), b"\x00\xff", date(2026, 1, 2))
+    rows = [
+        (*full, moment, moment.replace(tzinfo=None), ["x", "y"], (1, "z")),
+        tuple([None] * 15),
+        (False, 0, 0, 0, 0, float("nan"), float("-inf"), "", Decimal(0), b"", date(1, 1, 1), None, None, [], None),
+    ]
+    frame = spark.createDataFrame(rows, schema)
+    sink = tg.PostgresTable("all_types", server.dsn)
+    here = place(tmp_path, spark)
+    sink.check_table(here, frame.schema, "append")
+    sink.prepare_table(here, frame.schema)
+    sink.check_table(here, frame.schema, "append")  # what it created fits
+    sink.open_staging(here, 1, frame.schema)
+    assert sink.stage(here, 1, 0, frame) == 3
+    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
+    with psycopg.connect(server.dsn) as connection:
+        found = connection.execute("SELECT * FROM all_types ORDER BY l NULLS LAST").fetchall()
+    assert found[1] == (*full, moment, moment.replace(tzinfo=None), ["x", "y"], {"a": 1, "b": "z"})
+    assert found[2] == tuple([None] * 15)
+    assert str(found[0][5]) == "nan"
+    assert found[0][6:11] == (float("-inf"), "", Decimal(0), b"", date(1, 1, 1))
+
+
+def test_a_table_of_other_columns_or_without_the_key_is_refused(server: PostgresServer, tmp_path: Path) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("CREATE TABLE other (id text)")
+        connection.execute("CREATE TABLE keyless (id bigint, value text)")
+        connection.execute("CREATE TABLE keyed (id bigint UNIQUE, value text)")
+    here = place(tmp_path)
+    with pytest.raises(SinkFailed, match=r"has the columns id text, but shop/orders writes id bigint, value text"):
+        tg.PostgresTable("other", server.dsn).check_table(here, columns(), "append")
+    with pytest.raises(SinkFailed, match=r"no primary key or unique index on \(id\)"):
+        tg.PostgresTable("keyless", server.dsn, key="id").check_table(here, columns(), "update")
+    tg.PostgresTable("keyed", server.dsn, key="id").check_table(here, columns(), "update")
+    with pytest.raises(InvalidPipeline, match="'complete'"):
+        tg.PostgresTable("keyless", server.dsn).check_table(here, columns(), "complete")
+    with pytest.raises(InvalidPipeline, match="has the key 'nope'"):
+        tg.PostgresTable("keyed", server.dsn, key="nope").check_table(here, columns(), "update")
+    reserved = StructType([StructField("id", LongType()), StructField("tidegate_batch", StringType())])
+    with pytest.raises(InvalidPipeline, match="a name that Tidegate needs"):
+        tg.PostgresTable("new", server.dsn).check_table(here, reserved, "append")
+
+
+def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
+    assert tg.PostgresTable("sales.orders").describe() == "PostgreSQL table sales.orders"
+    for name in ("", "a.b.c", "a."):
+        with pytest.raises(InvalidPipeline, match=r"'name' or 'schema\.name'"):
+            tg.PostgresTable(name)
+
+
+# -- credentials --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "dsn",
+    [
+        f"postgresql://me:{SECRET}@127.0.0.1:1/db",
+        f"host=127.0.0.1 port=1 password={SECRET}",
+        f"host=127.0.0.1 port=1 password='{SECRET}",  # cannot be read
+        f"postgresql://me:{SECRET}@[::1/db",
+        f"nonsense={SECRET}",
+    ],
+)
+def test_no_error_tells_a_password(dsn: str, tmp_path: Path) -> None:
+    sink = tg.PostgresTable("orders", dsn)
+    with pytest.raises(SinkFailed) as refused:
+        sink.facts(place(tmp_path))
+    assert SECRET not in str(refused.value)
+    assert SECRET not in repr(sink) + sink.describe() + repr(sink.table)
+    assert refused.value.__suppress_context__ or refused.value.__context__ is None
+
+
+def test_a_message_is_scrubbed_of_the_whole_string_and_of_the_password_alone() -> None:
+    dsn = f"host=x password={SECRET}"
+    assert scrubbed(f"bad: {dsn}\n  and {SECRET}", dsn) == "bad: *** and ***"
+
+
+# -- another process ----------------------------------------------------------------------------------
+
+
+def _commit_elsewhere(dsn: str, here: SinkPlace, sealed: Committable, answer: Any) -> None:
+    found = tg.PostgresTable("moved", dsn).commit(here, permit(1, generation=2), sealed)
+    answer.put(found.name)
+
+
+@pytest.mark.spark
+def test_what_one_process_has_staged_another_commits(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    sink = tg.PostgresTable("moved", server.dsn)
+    sink.prepare_table(place(tmp_path), columns())
+    run = SinkRun(sink, place(tmp_path, spark), 1)
+    run.stage([(1, "a")])
+    context = multiprocessing.get_context("spawn")
+    answer = context.Queue()
+    child = context.Process(target=_commit_elsewhere, args=(server.dsn, place(tmp_path), run.sealed(), answer))
+    child.start()
+    assert answer.get(timeout=60) == "COMMITTED"
+    child.join(60)
+    assert run.commit(1) is CommitAnswer.ALREADY
+    assert rows_of(server, "SELECT id, value FROM moved") == Counter([(1, "a")])
+
+
+# -- in a pipeline ------------------------------------------------------------------------------------
+
+
+def shop(folder: Path, dsn: str, orders_table: tg.PostgresTable | None = None) -> tg.Pipeline:
+    """One table of rows, one of totals by key."""
+    pipeline = tg.Pipeline("shop")
+
+    @pipeline.source
+    def orders(spark: SparkSession) -> DataFrame:
+        return stream(spark, folder / "in")
+
+    @pipeline.sink(orders_table or tg.PostgresTable("order_log", dsn))
+    def order_log(orders: DataFrame) -> DataFrame:
+        return orders.select("id", "key", "ts")
+
+    @pipeline.sink(tg.PostgresTable("totals", dsn, key="key"), output_mode="update")
+    def totals(orders: DataFrame) -> DataFrame:
+        return orders.groupBy("key").agg(F.count("*").alias("orders"), F.sum("value").alias("value"))
+
+    return pipeline
+
+
+def check_shop(server: PostgresServer, pipeline: tg.Pipeline, spark: SparkSession) -> None:
+    expected = oracle(pipeline, spark)
+    assert rows_of(server, "SELECT id, key, ts FROM order_log") == expected["order_log"]
+    assert rows_of(server, "SELECT key, orders, value::bigint FROM totals") == expected["totals"]
+
+
+@pytest.mark.spark
+def test_a_pipeline_appends_and_updates_and_goes_on_where_it_was(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    pipeline = shop(tmp_path, server.dsn)
+    for first_file in (0, 6):
+        write_input(tmp_path / "in", 6, 30, first_file=first_file)
+        run_to_end(pipeline, tmp_path / "root", spark)
+        check_shop(server, pipeline, spark)
+    with psycopg.connect(server.dsn) as connection:
+        left = connection.execute("SELECT tablename FROM pg_tables WHERE tablename LIKE 'tidegate_staging%'").fetchall()
+        assert len(left) == 2, "one per sink, of the last generation"
+        for (name,) in left:
+            assert connection.execute(f'SELECT count(*) FROM "{name}"'.encode()).fetchone() == (0,)
+        records = connection.execute("SELECT pipeline, sink, generation FROM tidegate_epochs ORDER BY sink").fetchall()
+    assert records == [("shop", "order_log", 2), ("shop", "totals", 2)]
+    kept = [path.read_bytes() for path in (tmp_path / "root").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(SECRET.encode() in each for each in kept)
+    assert SECRET not in caplog.text
+
+
+class Disturbed(tg.PostgresTable):
+    """Something happens to the server at the second commit."""
+
+    def __init__(self, dsn: str, disturb: Callable[[], None]) -> None:
+        super().__init__("order_log", dsn)
+        self._disturb = disturb
+        self.commits = 0
+
+    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[int]) -> None:
+        super()._move(connection, staging, batches)
+        self.commits += 1
+        if self.commits == 2:
+            self._disturb()  # the rows are moved, the transaction is not committed
+
+
+@pytest.mark.spark
+def test_a_server_that_crashes_in_the_middle_of_a_commit_and_comes_back_is_no_loss(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    def crash_and_come_back() -> None:
+        server.stop(signal.SIGQUIT)
+        server.start()
+
+    disturbed = Disturbed(server.dsn, crash_and_come_back)
+    pipeline = shop(tmp_path, server.dsn, disturbed)
+    write_input(tmp_path / "in", 20, 30)
+    run_to_end(pipeline, tmp_path / "root", spark, restarts=5)
+    assert disturbed.commits > 2
+    check_shop(server, pipeline, spark)
+
+
+@pytest.mark.spark
+def test_a_server_that_stays_away_is_an_error_that_says_so_and_the_next_run_goes_on(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    disturbed = Disturbed(server.dsn, lambda: server.stop(signal.SIGQUIT))
+    pipeline = shop(tmp_path, server.dsn, disturbed)
+    write_input(tmp_path / "in", 20, 30)
+    try:
+        with pytest.raises((SinkFailed, StageFailed, RecoveryRefused)) as failed:
+            run_to_end(pipeline, tmp_path / "root", spark, restarts=1)
+        assert "order_log" in str(failed.value) or "totals" in str(failed.value)
+        assert SECRET not in str(failed.value)
+    finally:
+        server.start()
+    run_to_end(pipeline, tmp_path / "root", spark)
+    check_shop(server, pipeline, spark)
