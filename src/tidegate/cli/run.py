@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from rich.console import Console
 
 from tidegate.cli.view import JsonView, LiveView, LogView
-from tidegate.errors import InvalidPipeline, TidegateError
+from tidegate.errors import InvalidPipeline
 from tidegate.spark.pipeline import Pipeline
 
 
@@ -37,24 +36,18 @@ def run_command(
     """
     from tidegate.spark.run import run_pipeline  # brings PySpark, which is slow to import
 
-    console = Console(stderr=True)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
-    try:
-        chosen = load_pipeline(file, pipeline)
-        with view:
-            run_pipeline(
-                chosen,
-                root,
-                view=view.update,
-                checkpoint_interval=checkpoint_interval,
-                available_now=available_now,
-                take_over=take_over,
-                restarts=restarts,
-            )
-    except TidegateError as error:
-        logging.getLogger("tidegate").debug("the run ended", exc_info=True)
-        console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
+    chosen = load_pipeline(file, pipeline)
+    with view:
+        run_pipeline(
+            chosen,
+            root,
+            view=view.update,
+            checkpoint_interval=checkpoint_interval,
+            available_now=available_now,
+            take_over=take_over,
+            restarts=restarts,
+        )
 
 
 def load_pipeline(file: Path, name: str | None) -> Pipeline:

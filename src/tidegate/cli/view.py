@@ -17,6 +17,7 @@ from rich.logging import RichHandler
 from rich.table import Table
 from rich.text import Text
 
+from tidegate.cli.text import as_bytes
 from tidegate.protocol.coordinator import Checkpoint, Phase
 from tidegate.protocol.recovery import checkpoint_name
 
@@ -24,15 +25,6 @@ if TYPE_CHECKING:
     from tidegate.spark.generation import Generation
 
 _LAST_CHECKPOINTS = 5
-
-
-def as_bytes(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
 
 
 def _event(checkpoint: Checkpoint) -> dict[str, Any]:

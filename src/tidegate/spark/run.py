@@ -31,10 +31,11 @@ from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.generation import Generation, owner_of
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
-from tidegate.spark.root import Root, RootLock
+from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions, local_session
 from tidegate.spark.snapshot import restore_checkpoint
 from tidegate.spark.steps import Step, reached
+from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import StageShape
 
 if TYPE_CHECKING:
