@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, run, simulate, verify
+from tidegate.cli import checkpoints, demo, graph, run, simulate, verify
 from tidegate.cli.exits import code_of
 from tidegate.errors import TidegateError
 
@@ -23,6 +23,7 @@ app = typer.Typer(
 app.command("run")(run.run_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
 app.command("verify")(verify.verify_command)
+app.command("graph")(graph.graph_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)
 
@@ -45,7 +46,7 @@ def _options(
 def main() -> None:
     """The one place where an error becomes a line on stderr and an exit code."""
     try:
-        app()
+        app(prog_name="tidegate")
     except TidegateError as error:
         logging.getLogger("tidegate").debug("the command failed", exc_info=True)
         is_terminal = sys.stderr.isatty()

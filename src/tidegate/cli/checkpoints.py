@@ -154,8 +154,8 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
         ("stage", "kind", "reads"), ("cut at batch", "barrier after", "aligned in", "stored in", "new", "total")
     )
     table.add_column("watermark (UTC)")
-    for name, stage in manifest.stages.items():
-        shape = manifest.shape[name]
+    for name, shape in manifest.shape.items():
+        stage = manifest.stages[name]
         table.add_row(
             name,
             shape.kind,

@@ -39,6 +39,6 @@ def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
 CheckpointId = Annotated[
     int | None,
     typer.Argument(
-        metavar="[ID]", parser=parse_checkpoint, autocompletion=complete_checkpoint, help="Such as ckpt-000042 or 42."
+        metavar="ID", parser=parse_checkpoint, autocompletion=complete_checkpoint, help="Such as ckpt-000042 or 42."
     ),
 ]
