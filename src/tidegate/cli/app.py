@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, graph, run, simulate, verify
+from tidegate.cli import checkpoints, demo, graph, run, simulate, status, verify
 from tidegate.cli.exits import code_of
 from tidegate.errors import TidegateError
 
@@ -21,6 +21,8 @@ app = typer.Typer(
     help="Consistent, distributed checkpoints for PySpark streaming pipelines.",
 )
 app.command("run")(run.run_command)
+app.command("status")(status.status_command)
+app.command("checkpoint")(status.checkpoint_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
 app.command("verify")(verify.verify_command)
 app.command("graph")(graph.graph_command)

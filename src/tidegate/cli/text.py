@@ -57,3 +57,8 @@ def as_time(moment: str | int) -> str:
     """An ISO time, or milliseconds since 1970, in UTC, to the second."""
     at = datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
     return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def age(moment: str) -> str:
+    """How long ago an ISO time was."""
+    return as_duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds() * 1000))
