@@ -37,10 +37,9 @@ class LiveRun:
     def __init__(self, pipeline: PlayedPipeline, remote: Remote) -> None:
         self.pipeline = pipeline
         self.root = pipeline.root.paths.root
-        self._remote = remote
+        self.remote = remote
         self._stop = threading.Event()
-        self._hang = threading.Event()
-        self._at_next_round: Callable[[], None] | None = None
+        self._at_next_round: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._drive)
 
     def _drive(self) -> None:
@@ -50,8 +49,8 @@ class LiveRun:
                 self._at_next_round()
                 self._at_next_round = None
             generation.poll()
-            self._remote.serve(generation)
-            self._remote.update(generation)
+            self.remote.serve(generation)
+            self.remote.update(generation)
             time.sleep(0.002)
 
     def start(self) -> None:
@@ -62,7 +61,7 @@ class LiveRun:
         self._stop.set()
         self._thread.join()
 
-    def in_its_thread(self, action: Callable[[], None]) -> None:
+    def in_its_thread(self, action: Callable[[], object]) -> None:
         self._at_next_round = action
         wait_until(lambda: self._at_next_round is None)
 

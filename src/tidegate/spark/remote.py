@@ -78,8 +78,7 @@ class Remote:
         self.ended_because: str | None = None
 
     def __enter__(self) -> Self:
-        for path in _files_in(self._paths.requests):
-            path.unlink(missing_ok=True)  # of a run that is dead; an asker who is not asks again
+        _remove(*_files_in(self._paths.requests))  # of a run that is dead; an asker who is not asks again
         self._write(self._observer.status)
         return self
 
@@ -143,8 +142,7 @@ class Remote:
         for name, answered_s in tuple(self._answered.items()):
             if now - answered_s > _FORGET_ANSWERS_AFTER_S:  # its asker is dead, or has removed both
                 del self._answered[name]
-                for path in (self._paths.requests / f"{name}{_REQUEST}", self._paths.requests / f"{name}{_ANSWER}"):
-                    path.unlink(missing_ok=True)
+                _remove(self._paths.requests / f"{name}{_REQUEST}", self._paths.requests / f"{name}{_ANSWER}")
 
     def _is_known(self, name: str) -> bool:
         return name in self._waiting or any(name in names for names in self._begun.values())
@@ -184,8 +182,14 @@ def _files_in(folder: Path) -> list[Path]:
     """The whole files of a folder that may not be there."""
     try:
         return [path for path in folder.iterdir() if not path.name.startswith(".")]
-    except FileNotFoundError:
+    except OSError:
         return []
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def _write_whole(path: Path, data: bytes) -> None:
@@ -208,7 +212,7 @@ def read_status(paths: RootPaths) -> RunStatus | None:
     """What the last run said last; None if there was none, or one of another version."""
     try:
         return msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    except (OSError, msgspec.MsgspecError):
         return None
 
 
@@ -251,8 +255,7 @@ def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
                 )
             time.sleep(_ASK_EVERY_S)
     finally:
-        request.unlink(missing_ok=True)
-        answer.unlink(missing_ok=True)
+        _remove(request, answer)
 
 
 def _taken(answer: Answer) -> CheckpointStatus:
