@@ -1,10 +1,21 @@
-"""Tidegate: consistent, distributed checkpoints for PySpark streaming pipelines."""
+"""Tidegate: consistent, distributed checkpoints for PySpark streaming pipelines.
 
-from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
-from tidegate.sinks.delta import DeltaTable
-from tidegate.sinks.function import Console, ForeachBatch, Memory
-from tidegate.sinks.postgres import PostgresTable
-from tidegate.spark.pipeline import Pipeline
+The public names are loaded when they are first used: what only looks at a root must not wait for the libraries of
+those who write tables.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+    from tidegate.sinks.delta import DeltaTable
+    from tidegate.sinks.function import Console, ForeachBatch, Memory
+    from tidegate.sinks.postgres import PostgresTable
+    from tidegate.sinks.reading import read
+    from tidegate.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -18,4 +29,29 @@ __all__ = [
     "Pipeline",
     "PostgresTable",
     "__version__",
+    "read",
 ]
+
+_HOMES: Final = {
+    "AlignmentConfig": "tidegate.protocol.config",
+    "CheckpointConfig": "tidegate.protocol.config",
+    "Console": "tidegate.sinks.function",
+    "DeltaTable": "tidegate.sinks.delta",
+    "ForeachBatch": "tidegate.sinks.function",
+    "Memory": "tidegate.sinks.function",
+    "Pipeline": "tidegate.spark.pipeline",
+    "PostgresTable": "tidegate.sinks.postgres",
+    "read": "tidegate.sinks.reading",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value  # found at once the next time
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,9 +4,14 @@
      ├─ InvalidConfig            a setting cannot be; fix it and start again
      ├─ InvalidPipeline          the pipeline as written cannot run; fix it and start again
      ├─ RootInUse                another run on this root is alive
+     ├─ NoRoot                   the folder is not the root of any pipeline
      ├─ ForeignRoot              the root belongs to another pipeline
      ├─ PipelineChanged          the pipeline no longer fits its checkpoint
      ├─ RecoveryRefused          starting would lose or double rows; it says what to do instead
+     ├─ NotRunning               no run is alive on the root, so nobody does what was asked
+     ├─ RequestFailed            the live run did not do what it was asked for
+     ├─ UnknownCheckpoint        the root retains no checkpoint of that id
+     ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
@@ -52,6 +57,10 @@ class RootInUse(TidegateError):
     retry_helps = True
 
 
+class NoRoot(TidegateError):
+    """The folder is not the root of any pipeline."""
+
+
 class ForeignRoot(TidegateError):
     """The root belongs to another pipeline."""
 
@@ -62,6 +71,26 @@ class PipelineChanged(TidegateError):
 
 class RecoveryRefused(TidegateError):
     """Starting would lose or double rows, or could; the message says what to do instead."""
+
+
+class NotRunning(TidegateError):
+    """No run is alive on the root, so nobody does what was asked."""
+
+
+class RequestFailed(TidegateError):
+    """The run that is alive did not do what it was asked for."""
+
+    retry_helps = True
+
+
+class UnknownCheckpoint(TidegateError):
+    """The root retains no checkpoint of that id."""
+
+
+class CheckpointNotVisible(TidegateError):
+    """The tables do not show the checkpoint yet, or showed it only together with a later one."""
+
+    retry_helps = True
 
 
 class StageFailed(TidegateError):

@@ -1,24 +1,16 @@
-"""`tidegate simulate` and `tidegate demo`, as a user runs them: real processes, exit codes, output."""
+"""`tidegate simulate`, as a user runs it: real processes, exit codes, output."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
+from tests.cli.harness import tidegate
 from tidegate.cli.simulate import Tally, run_chunk
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.aligner import Aligner
 from tidegate.testing import simulate
-
-TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
-
-
-def tidegate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([TIDEGATE, *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_a_clean_search_exits_with_zero_and_says_so() -> None:
@@ -71,11 +63,6 @@ def test_tallies_add_up() -> None:
 
 def test_the_version_is_told() -> None:
     assert tidegate("--version").stdout == "tidegate 0.1.0\n"
-
-
-def test_every_command_has_help_with_an_example() -> None:
-    for command in ("simulate", "demo"):
-        assert f"Example: tidegate {command}" in tidegate(command, "--help").stdout
 
 
 def test_a_seed_gives_the_same_run_every_time() -> None:

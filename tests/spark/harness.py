@@ -13,7 +13,8 @@ from typing import Any
 import deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
+from tidegate.spark.batch import batch_job
+from tidegate.spark.pipeline import Pipeline
 from tidegate.spark.run import run_pipeline
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,31 +45,9 @@ def stream(spark: SparkSession, folder: Path, files_per_batch: int = 2) -> DataF
     return reader.json(str(folder))
 
 
-class BatchSession:
-    """A session whose streams are read as plain tables: the oracle's."""
-
-    def __init__(self, session: SparkSession) -> None:
-        self._session = session
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._session, "read" if name == "readStream" else name)
-
-
 def oracle(pipeline: Pipeline, session: SparkSession) -> dict[str, Counter[tuple[Any, ...]]]:
     """The rows that every sink should hold: the same functions over the same input, as one batch job."""
-    frames: dict[str, DataFrame] = {}
-    for definition in pipeline.validated():
-        inputs = iter(definition.inputs)
-        arguments: list[Any] = [
-            BatchSession(session) if parameter == SPARK_PARAMETER else frames[next(inputs)]
-            for parameter in definition.parameters
-        ]
-        frames[definition.name] = definition.function(*arguments)
-    return {
-        definition.name: as_rows(frames[definition.name].collect())
-        for definition in pipeline.validated()
-        if definition.kind == "sink"
-    }
+    return {name: as_rows(frame.collect()) for name, frame in batch_job(pipeline, session).items()}
 
 
 def as_rows(rows: Iterable[Any]) -> Counter[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from tidegate.spark.filelog import is_committed, write_whole
 from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
+from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
 from tidegate.storage.paths import RootPaths
 
@@ -290,7 +291,7 @@ def flip(path: Path) -> None:
 
 def test_a_whole_checkpoint_is_found_whole(tmp_path: Path) -> None:
     root, log, snapshot = a_checkpoint(tmp_path)
-    assert root.examine(log, 5).stages[STAGE] == snapshot
+    assert examine(root.store, root.paths, log, 5).stages[STAGE] == snapshot
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
@@ -302,7 +303,7 @@ def test_any_file_of_a_snapshot_that_is_gone_or_changed_is_found_and_named(
     (stored,) = [file.stored for file in snapshot.files if file.name == name]
     damage(root.paths.absolute(stored))
     with pytest.raises(DamagedCheckpoint, match=rf"{stored} of stage '{STAGE}'"):
-        root.examine(log, 5)
+        examine(root.store, root.paths, log, 5)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut")], ids=["gone", "cut off"])
@@ -313,7 +314,7 @@ def test_a_segment_in_flight_that_is_gone_or_cut_off_is_found_and_named(
     path = snapshot.in_flight["rows"][0].files[0].path
     damage(root.paths.absolute(path))
     with pytest.raises(DamagedCheckpoint, match=rf"{path}, in flight to stage '{STAGE}'"):
-        root.examine(log, 5)
+        examine(root.store, root.paths, log, 5)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
@@ -321,7 +322,7 @@ def test_a_manifest_that_is_gone_or_changed_is_found_and_named(tmp_path: Path, d
     root, log, _ = a_checkpoint(tmp_path)
     damage(root.paths.absolute(root.paths.manifest(1, 5)))
     with pytest.raises(DamagedCheckpoint, match=r"ckpt-000005\.json"):
-        root.examine(log, 5)
+        examine(root.store, root.paths, log, 5)
 
 
 # -- real queries -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
-from tidegate.cli.run import load_pipeline
+from tidegate.cli.load import load_pipeline
 from tidegate.errors import (
     ForeignRoot,
     InvalidConfig,

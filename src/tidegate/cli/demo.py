@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,15 +16,27 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.rule import Rule
 
+from tidegate.cli.exits import Exit
+from tidegate.cli.tables import run_tables
+from tidegate.cli.text import console, plain_table
+
+_PIPELINE: Final = Path(__file__).with_name("demo_pipeline.py")
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
-# A row far in the future lets the windows before it close; it is in no window that closes itself.
+# The last order is far in the future, so that the windows before it close. Its own never does.
 _FUTURE: Final = timedelta(days=10)
-_KILLS: Final = ("manifest_written:3", "sink_committed:7")
+_WINDOW: Final = timedelta(minutes=1)
+_SHOW_CURSOR: Final = "\x1b[?25h"
+_PICTURE_WIDTH: Final = 118
+
+# A step of the protocol and how often it is reached before the run kills itself there, and what that means.
+_KILLS: Final = (
+    ("manifest_written:3", "when a checkpoint is written down but not decided yet"),
+    ("sink_committed:7", "when one table shows a checkpoint and the two others do not yet"),
+)
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -30,96 +44,162 @@ Rows = Counter[tuple[Any, ...]]
 def demo_command(
     files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 40,
     rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 200,
+    svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
-    """Run a pipeline on Spark, kill it twice at bad moments, and count what its tables hold in the end.
+    """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
 
-    Orders and payments meet in a join; an aggregation follows; three Delta tables come out of it. A checkpoint is
-    taken every two seconds. The process is killed with SIGKILL after it has written a manifest but not decided the
-    checkpoint, and again when one of the tables is committed but not the others.
+    Orders and payments meet in a join; an aggregation over windows follows; three Delta tables come out of it. A
+    checkpoint is taken every two seconds. The process is killed with SIGKILL after it has written a manifest but not
+    decided the checkpoint, and again when one of the tables is committed but not the others. In the end a batch job
+    over the same input says what the tables must hold.
+
+    Takes a minute or two. Exits with 0 if no row is lost and none is there twice.
 
     Example: tidegate demo
     """
-    console = Console(highlight=False)
+    teller = _Teller()
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name:
         folder = Path(name)
-        expected = _generate(folder, files, rows)
-        killed = sum(_run(folder, console, kill_at) for kill_at in (*_KILLS, None))
-        ok = _judge(folder, console, expected, killed)
-    raise typer.Exit(0 if ok else 1)
+        os.environ["TIDEGATE_DEMO_FOLDER"] = name
+        _generate(folder, files, rows)
+        teller.say(f"{files * rows:,} orders and as many payments are there to be read")
+        killed = 0
+        for number, (kill_at, when) in enumerate((*_KILLS, (None, "")), start=1):
+            teller.say(Rule(f"run {number}: " + (f"to be killed {when}" if kill_at else "to the end")))
+            killed += _run(folder, kill_at)
+            teller.show_the_end_of_run(folder)
+            if kill_at is not None:
+                teller.say("[yellow]killed with SIGKILL[/]" if killed == number else "ended before it could be killed")
+        is_right = _judge(folder, teller, killed)
+    if svg is not None:
+        teller.draw(svg)
+    raise typer.Exit(Exit.FINE if is_right else Exit.FAILED)
 
 
-def _generate(folder: Path, files: int, rows: int) -> dict[str, Rows]:
-    """Write the input, and work out what each table must hold, as a batch job would."""
+class _Teller:
+    """Speaks to the terminal, and keeps all of it for a picture."""
+
+    def __init__(self) -> None:
+        self._screen = console()
+        self._picture = Console(record=True, file=io.StringIO(), width=_PICTURE_WIDTH, highlight=False)
+
+    def say(self, what: RenderableType) -> None:
+        self._screen.print(what)
+        self._picture.print(what)
+
+    def show_the_end_of_run(self, folder: Path) -> None:
+        """The run itself has shown it on the terminal, if there is one."""
+        from tidegate.spark.remote import read_status
+        from tidegate.storage.paths import RootPaths
+
+        if sys.stdout.isatty():
+            sys.stdout.write(_SHOW_CURSOR)  # a run that was killed has left it hidden
+            sys.stdout.flush()
+        status = read_status(RootPaths(folder / "root"))
+        if status is not None:
+            self._picture.print(run_tables(status))
+
+    def draw(self, path: Path) -> None:
+        picture = self._picture.export_svg(title="tidegate demo")
+        # Without the fonts that it would fetch from elsewhere.
+        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
+
+
+def _generate(folder: Path, files: int, rows: int) -> None:
+    """Write the input: orders, a second apart, and a payment within the hour for each."""
     for name in ("orders", "payments"):
         (folder / name).mkdir()
-    total = files * rows
-    revenue: Counter[tuple[datetime, str]] = Counter()
+    last = files * rows - 1
     for number in range(files):
         orders, payments = [], []
         for each in range(number * rows, (number + 1) * rows):
-            moment = _START + timedelta(seconds=each) + (_FUTURE if each == total - 1 else timedelta())
+            moment = _START + timedelta(seconds=each) + (_FUTURE if each == last else timedelta())
             country = _COUNTRIES[each % len(_COUNTRIES)]
             orders.append({"id": each, "ts": moment.isoformat(), "country": country, "amount": each})
             payments.append({"order_id": each, "paid_at": (moment + timedelta(minutes=each % 50)).isoformat()})
-            if each != total - 1:
-                revenue[moment.replace(second=0), country] += each
         for name, found in (("orders", orders), ("payments", payments)):
             path = folder / name / f"{number:05d}.json"
             path.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
+            # Spark takes files in the order of their times.
             os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
-    order_rows = Counter({(each, _COUNTRIES[each % len(_COUNTRIES)], each): 1 for each in range(total)})
-    return {
-        "order_log": order_rows,
-        "paid_orders": order_rows,
-        "revenue": Counter({(minute, country, amount): 1 for (minute, country), amount in revenue.items()}),
-    }
 
 
-def _run(folder: Path, console: Console, kill_at: str | None) -> bool:
-    """Run the pipeline in a process of its own. Tells whether it was killed."""
-    how = "to its end" if kill_at is None else f"until it is killed at {kill_at.split(':')[0].replace('_', ' ')}"
-    console.rule(f"run {how}")
-    environment = {**os.environ, "TIDEGATE_DEMO_FOLDER": str(folder)}
-    environment.pop("TIDEGATE_KILL_AT", None)
+def _run(folder: Path, kill_at: str | None) -> bool:
+    """Run the pipeline in a process of its own, with its own view. Tells whether it was killed."""
+    environment = {key: value for key, value in os.environ.items() if key != "TIDEGATE_KILL_AT"}
     if kill_at is not None:
         environment["TIDEGATE_KILL_AT"] = kill_at
-    command = [sys.executable, "-m", "tidegate", "run", str(Path(__file__).with_name("demo_pipeline.py"))]
-    command += ["--root", str(folder / "root"), "--available-now", "--checkpoint-interval", "2s"]
+    command = [sys.executable, "-m", "tidegate", "run", str(_PIPELINE), "--root", str(folder / "root")]
+    command += ["--available-now", "--checkpoint-interval", "2s"]
     code = subprocess.run(command, env=environment, check=False).returncode
-    if code == -signal.SIGKILL:
-        console.print("[yellow]killed[/]")
-        return True
-    if code != 0:
+    if code not in (0, -signal.SIGKILL):
         raise typer.Exit(code)
-    return False
+    return code != 0
 
 
-def _judge(folder: Path, console: Console, expected: dict[str, Rows], killed: int) -> bool:
-    from tidegate.storage.decisions import StoredDecisions
-    from tidegate.storage.store import Store
+# -- the verdict ----------------------------------------------------------------------------------
 
-    console.rule("verdict")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("table")
-    for heading in ("rows expected", "found", "lost", "doubled"):
-        table.add_column(heading, justify="right")
-    ok = True
+
+def _judge(folder: Path, teller: _Teller, killed: int) -> bool:
+    from tidegate.cli.checkpoints import newest_manifest
+
+    teller.say(Rule("verdict: the tables against a batch job over the same input"))
+    inspected, manifest = newest_manifest(folder / "root")
+    assert manifest is not None
+    expected = _expected(folder)
+    still_open = _take_open_windows(expected["revenue"], manifest.stages["revenue"].watermark_ms or 0)
+    table = plain_table(("table",), ("rows expected", "rows found", "lost", "duplicated"))
+    wrong = unexpected = 0
     for name, wanted in expected.items():
-        found = _rows(folder / "lake" / name)
-        lost, doubled = wanted - found, found - wanted
-        ok = ok and not lost and not doubled
-        counts = [sum(each.values()) for each in (wanted, found, lost, doubled)]
-        table.add_row(name, *(f"{count:,}" for count in counts))
-    console.print(table)
-    log = StoredDecisions(Store(folder / "root")).read()
-    console.print(f"{killed} kills survived, {log.last_checkpoint_id} checkpoints begun, {log.generation} generations")
-    console.print("[green]nothing lost, nothing twice" if ok else "[red]rows are missing or doubled")
-    return ok
+        found = _found(folder / "lake" / name)
+        lost, more = wanted - found, found - wanted
+        duplicated = Counter({row: count for row, count in more.items() if row in wanted})
+        table.add_row(name, *(f"{each.total():,}" for each in (wanted, found, lost, duplicated)))
+        unexpected += more.total() - duplicated.total()
+        wrong += lost.total() + more.total()
+    teller.say(table)
+    if still_open:
+        teller.say(f"{still_open} window of revenue is still open: a stream writes a window when its time is over")
+    log = inspected.log()
+    # Every slot of the log is a generation that was opened or a checkpoint that was completed.
+    taken = log.next_slot - 1 - log.generation
+    teller.say(f"{taken} checkpoints taken, {killed} kills survived")
+    if unexpected:
+        teller.say(f"[red]{unexpected:,} rows are in a table that no batch job would write")
+    teller.say("[red]rows are missing, or are there twice" if wrong else "[green]nothing lost, nothing twice")
+    return not wrong
 
 
-def _rows(path: Path) -> Rows:
+def _expected(folder: Path) -> dict[str, Rows]:
+    """What the same functions give as a batch job, in Spark, over the same input."""
+    from tidegate.cli.load import load_pipeline
+    from tidegate.spark.batch import batch_job
+    from tidegate.spark.session import local_session
+
+    session = local_session("tidegate demo, the batch job", folder / "batch.log")
+    try:
+        return {
+            name: _rows(frame.toArrow()) for name, frame in batch_job(load_pipeline(_PIPELINE, None), session).items()
+        }
+    finally:
+        session.stop()
+
+
+def _take_open_windows(revenue: Rows, watermark_ms: int) -> int:
+    """Take out the windows that had not ended by the stream's watermark: the stream holds them open, rightly."""
+    watermark = datetime.fromtimestamp(watermark_ms / 1000, UTC)
+    still_open = [row for row in revenue if row[0] + _WINDOW > watermark]
+    for row in still_open:
+        del revenue[row]
+    return len(still_open)
+
+
+def _found(path: Path) -> Rows:
     import deltalake
 
-    table = deltalake.DeltaTable(path)
-    columns = [field.name for field in table.schema().fields]
-    return Counter(tuple(row[name] for name in columns) for row in table.to_pyarrow_table().to_pylist())
+    return _rows(deltalake.DeltaTable(path).to_pyarrow_table())
+
+
+def _rows(table: Any) -> Rows:
+    """The rows of a pyarrow table, each with how often it is there."""
+    return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))

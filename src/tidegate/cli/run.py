@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import logging
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tidegate.cli.load import load_pipeline
 from tidegate.cli.view import JsonView, LiveView, LogView
-from tidegate.errors import InvalidPipeline, TidegateError
-from tidegate.spark.pipeline import Pipeline
 
 
 def run_command(
@@ -37,43 +34,15 @@ def run_command(
     """
     from tidegate.spark.run import run_pipeline  # brings PySpark, which is slow to import
 
-    console = Console(stderr=True)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
-    try:
-        chosen = load_pipeline(file, pipeline)
-        with view:
-            run_pipeline(
-                chosen,
-                root,
-                view=view.update,
-                checkpoint_interval=checkpoint_interval,
-                available_now=available_now,
-                take_over=take_over,
-                restarts=restarts,
-            )
-    except TidegateError as error:
-        logging.getLogger("tidegate").debug("the run ended", exc_info=True)
-        console.print(f"[red]error:[/] {error}", highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from None
-
-
-def load_pipeline(file: Path, name: str | None) -> Pipeline:
-    """The pipeline that a file defines."""
-    spec = importlib.util.spec_from_file_location(f"tidegate_pipeline_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise InvalidPipeline(f"{file} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    sys.path.insert(0, str(file.parent.absolute()))
-    spec.loader.exec_module(module)
-    found = {value.name: value for value in vars(module).values() if isinstance(value, Pipeline)}
-    if name is not None:
-        if name not in found:
-            raise InvalidPipeline(f"{file} defines no pipeline {name!r} (it defines: {', '.join(found) or 'none'})")
-        return found[name]
-    if len(found) != 1:
-        raise InvalidPipeline(
-            f"{file} defines {len(found)} pipelines ({', '.join(found) or 'none'}); "
-            + ("name one with --pipeline" if found else "define one with tidegate.Pipeline(name)")
+    chosen = load_pipeline(file, pipeline)
+    with view:
+        run_pipeline(
+            chosen,
+            root,
+            view=view.update,
+            checkpoint_interval=checkpoint_interval,
+            available_now=available_now,
+            take_over=take_over,
+            restarts=restarts,
         )
-    return next(iter(found.values()))

@@ -8,66 +8,20 @@ import sys
 import time
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from rich import box
-from rich.console import Console, Group
+import msgspec
+from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
-from rich.table import Table
 from rich.text import Text
 
-from tidegate.protocol.coordinator import Checkpoint, Phase
-from tidegate.protocol.recovery import checkpoint_name
-
-if TYPE_CHECKING:
-    from tidegate.spark.generation import Generation
-
-_LAST_CHECKPOINTS = 5
-
-
-def as_bytes(size: int) -> str:
-    value = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000 or unit == "GB":
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    raise AssertionError("unreachable")
-
-
-def _event(checkpoint: Checkpoint) -> dict[str, Any]:
-    return {
-        "event": "checkpoint",
-        "checkpoint": checkpoint_name(checkpoint.checkpoint_id),
-        "state": "aborted" if checkpoint.phase is Phase.ABORTED else "complete",
-        "aligned": checkpoint.is_aligned,
-        "generation": checkpoint.generation,
-        "attempt": checkpoint.attempt,
-        "duration_ms": checkpoint.duration_ms,
-        "new_bytes": checkpoint.new_bytes,
-        "total_bytes": checkpoint.total_bytes,
-        "why": checkpoint.abort_detail or None,
-    }
-
-
-class _Ended:
-    """Remembers which checkpoints were told of."""
-
-    def __init__(self) -> None:
-        self._told: set[tuple[int, int]] = set()
-
-    def fresh(self, generation: Generation) -> list[Checkpoint]:
-        found = []
-        for checkpoint in generation.coordinator.history:
-            key = (checkpoint.generation, checkpoint.checkpoint_id)
-            if key not in self._told:
-                self._told.add(key)
-                found.append(checkpoint)
-        return found
+from tidegate.cli.tables import run_tables
+from tidegate.spark.status import CheckpointStatus, RunStatus
 
 
 class View:
-    def update(self, generation: Generation) -> None:
+    def update(self, status: RunStatus) -> None:
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -80,25 +34,41 @@ class View:
 
 
 class JsonView(View):
-    """One JSON object per line: each checkpoint that ended, and now and then each stage."""
+    """One JSON object per line: each checkpoint that ended, and once a second each stage. README.md has the fields."""
 
     def __init__(self) -> None:
-        self._ended = _Ended()
+        self._told: set[tuple[int, str]] = set()
         self._told_stages_s = 0.0
 
-    def update(self, generation: Generation) -> None:
-        for checkpoint in self._ended.fresh(generation):
-            self._print(_event(checkpoint))
+    def update(self, status: RunStatus) -> None:
+        for checkpoint in status.checkpoints:
+            key = (checkpoint.generation, checkpoint.checkpoint)
+            if key not in self._told:
+                self._told.add(key)
+                self._print(_event(checkpoint))
         if time.monotonic() - self._told_stages_s >= 1:
             self._told_stages_s = time.monotonic()
-            stages = {
-                name: {"batch": stage.batch, "rows": stage.rows, "lag": stage.lag, "watermark_ms": stage.watermark_ms}
-                for name, stage in generation.stages.items()
-            }
-            self._print({"event": "stages", "generation": generation.generation, "stages": stages})
+            stages = msgspec.to_builtins(status.stages)
+            self._print({"event": "stages", "generation": status.generation, "stages": stages})
 
     def _print(self, event: dict[str, Any]) -> None:
         print(json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}), flush=True)
+
+
+def _event(checkpoint: CheckpointStatus) -> dict[str, Any]:
+    """It is told when it is decided: whether the tables show it by then is a matter of moments."""
+    return {
+        "event": "checkpoint",
+        "checkpoint": checkpoint.checkpoint,
+        "state": "aborted" if checkpoint.state == "aborted" else "complete",
+        "aligned": checkpoint.aligned,
+        "generation": checkpoint.generation,
+        "attempt": checkpoint.attempt,
+        "duration_ms": checkpoint.duration_ms,
+        "new_bytes": checkpoint.new_bytes,
+        "total_bytes": checkpoint.total_bytes,
+        "why": checkpoint.why,
+    }
 
 
 class LogView(View):
@@ -112,17 +82,16 @@ class LogView(View):
         logger.setLevel(logging.INFO)
         return self
 
-    def update(self, generation: Generation) -> None:
+    def update(self, status: RunStatus) -> None:
         """The run's own log lines say it all."""
 
 
 class LiveView(View):
-    """A table that changes in place."""
+    """Tables that change in place."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live = Live(console=console, refresh_per_second=5, transient=False)
-        self._rows: dict[str, tuple[float, int, float]] = {}
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("tidegate")
@@ -137,62 +106,5 @@ class LiveView(View):
     ) -> None:
         self._live.__exit__(kind, error, trace)
 
-    def update(self, generation: Generation) -> None:
-        self._live.update(Group(self._stages(generation), self._progress(generation), self._checkpoints(generation)))
-
-    def _stages(self, generation: Generation) -> Table:
-        table = Table(box=box.SIMPLE_HEAD, title=f"generation {generation.generation}", title_justify="left")
-        table.add_column("stage")
-        for heading in ("rows/s", "rows", "batch", "lag", "watermark"):
-            table.add_column(heading, justify="right")
-        for name, stage in generation.stages.items():
-            watermark = (
-                "" if stage.watermark_ms is None else f"{datetime.fromtimestamp(stage.watermark_ms / 1000, UTC):%F %T}"
-            )
-            table.add_row(
-                name,
-                f"{self._rate(name, stage.rows):,.0f}",
-                f"{stage.rows:,}",
-                str(stage.batch) if stage.batch >= 0 else "",
-                str(stage.lag) if stage.definition.inputs else "",
-                watermark,
-            )
-        return table
-
-    def _rate(self, name: str, rows: int) -> float:
-        now = time.monotonic()
-        then, before, rate = self._rows.get(name, (now, rows, 0.0))
-        if now - then >= 1:
-            rate = (rows - before) / (now - then)
-            self._rows[name] = (now, rows, rate)
-        else:
-            self._rows.setdefault(name, (now, rows, 0.0))
-        return rate
-
-    def _progress(self, generation: Generation) -> Text:
-        active = generation.coordinator.active
-        if not active:
-            return Text("no checkpoint in progress", style="dim")
-        checkpoint = active[0]
-        missing = generation.coordinator.missing(checkpoint.checkpoint_id)
-        text = Text(f"{checkpoint_name(checkpoint.checkpoint_id)} {checkpoint.phase.value}: ")
-        for name in generation.stages:
-            text.append(f"{name} ", style="dim" if name in missing else "green")
-        return text
-
-    def _checkpoints(self, generation: Generation) -> Table:
-        table = Table(box=box.SIMPLE_HEAD)
-        table.add_column("checkpoint")
-        table.add_column("state")
-        for heading in ("duration", "new", "total"):
-            table.add_column(heading, justify="right")
-        for checkpoint in generation.coordinator.history[-_LAST_CHECKPOINTS:]:
-            state = checkpoint.phase.value + ("" if checkpoint.is_aligned else ", unaligned")
-            table.add_row(
-                checkpoint_name(checkpoint.checkpoint_id),
-                f"{state}: {checkpoint.abort_detail}" if checkpoint.abort_detail else state,
-                f"{checkpoint.duration_ms} ms",
-                as_bytes(checkpoint.new_bytes),
-                as_bytes(checkpoint.total_bytes),
-            )
-        return table
+    def update(self, status: RunStatus) -> None:
+        self._live.update(run_tables(status))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+import re
+from typing import Final, Literal, get_args
 
 import msgspec
 
 from tidegate.errors import InvalidConfig
 
 UnalignedMode = Literal["never", "on_timeout", "always"]
+
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+
+
+def as_ms(name: str, text: str) -> int:
+    """A time as users write it, in milliseconds."""
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text.strip())
+    if match is None:
+        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -13,6 +13,8 @@ Guarantees:
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
@@ -74,6 +76,12 @@ RecoveryDecision = StartFresh | StartOver | Examine | FenceSinks | Restore | Ref
 
 def checkpoint_name(checkpoint_id: int) -> str:
     return f"ckpt-{checkpoint_id:06d}"
+
+
+def checkpoint_id_of(name: str) -> int | None:
+    """`42` and `ckpt-000042` name the same checkpoint. None: it names none."""
+    match = re.fullmatch(r"(?:ckpt-)?0*([1-9]\d*)", name.strip())
+    return None if match is None else int(match[1])
 
 
 def recover(facts: Facts) -> RecoveryDecision:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _NAME: Final = "_tidegate_name"
 _BATCH: Final = "_tidegate_batch"
 _ROW: Final = "_tidegate_row"
+_DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
 class Upsert:
@@ -41,6 +42,8 @@ class Upsert:
         # A session of our own: what must be set for the table is nobody else's business.
         self._session = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
         self._session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        if self._session.conf.get("spark.sql.shuffle.partitions") == _DEFAULT_SHUFFLE_PARTITIONS:
+            self._session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)

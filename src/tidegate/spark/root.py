@@ -1,29 +1,20 @@
-"""Taking possession of a root: its lock, its owner, and the recovery of what is in it."""
+"""Taking possession of a root: its owner, and the recovery of what is in it."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-import msgspec
 
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
-    InvalidConfig,
     PipelineChanged,
     RecoveryRefused,
-    RootInUse,
     Superseded,
     TidegateError,
 )
-from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog
+from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.protocol.recovery import (
     Examine,
     Facts,
@@ -38,53 +29,10 @@ from tidegate.protocol.recovery import (
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.generation import Opened
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import checksum
-from tidegate.storage.manifest import Manifest, StageShape, decode_manifest
+from tidegate.storage.inspection import examine, owner_record, read_owner
+from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
-
-
-class RootLock:
-    """Held by the run that lives. It dies with its process, so a restart after a kill waits for nothing."""
-
-    def __init__(self, path: Path, *, take_over: bool = False) -> None:
-        self._path = path
-        self._take_over = take_over
-        self._file: int | None = None
-
-    def __enter__(self) -> Self:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InvalidConfig(f"the root {self._path.parent} cannot be a folder: {error}") from error
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if self._take_over:
-                os.close(handle)
-                return self  # the decision log, not the lock, keeps the other run from doing harm
-            owner = os.read(handle, 100).decode(errors="replace").strip()
-            os.close(handle)
-            raise RootInUse(
-                f"another run is alive on {self._path.parent} (process {owner or 'unknown'}); stop it first, "
-                f"or take over with --take-over if it hangs"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
-        self._file = handle
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-
-class _Owner(msgspec.Struct, forbid_unknown_fields=True):
-    pipeline: str
 
 
 class Root:
@@ -98,19 +46,15 @@ class Root:
         self._claim_root()
 
     def _claim_root(self) -> None:
-        data = self.store.get(RootPaths.PIPELINE)
-        if data is None:
+        owner = read_owner(self.store, self.paths.root)
+        if owner is None:
             if self.store.list(RootPaths.DECISIONS):
                 raise ForeignRoot(f"{self.paths.root} has a decision log but no {RootPaths.PIPELINE}: it is damaged")
-            self.store.create(RootPaths.PIPELINE, msgspec.json.encode(_Owner(self.pipeline)))
+            self.store.create(RootPaths.PIPELINE, owner_record(self.pipeline))
             return
-        try:
-            owner = msgspec.json.decode(data, type=_Owner)
-        except msgspec.MsgspecError as error:
-            raise ForeignRoot(f"{self.paths.root / RootPaths.PIPELINE} cannot be read: {error}") from error
-        if owner.pipeline != self.pipeline:
+        if owner != self.pipeline:
             raise ForeignRoot(
-                f"{self.paths.root} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this one a "
+                f"{self.paths.root} belongs to pipeline {owner!r}, not to {self.pipeline!r}; give this one a "
                 f"root of its own"
             )
 
@@ -130,7 +74,7 @@ class Root:
             match decision:
                 case Examine(checkpoint_id):
                     try:
-                        manifests[checkpoint_id] = self.examine(log, checkpoint_id)
+                        manifests[checkpoint_id] = examine(self.store, self.paths, log, checkpoint_id)
                         health[checkpoint_id] = None
                     except DamagedCheckpoint as damage:
                         if self.decisions.read().next_slot == log.next_slot:
@@ -195,35 +139,6 @@ class Root:
                     f"was changed"
                 ) from error
         return facts
-
-    def examine(self, log: DecisionLog, checkpoint_id: int) -> Manifest:
-        """Read a checkpoint whole: its manifest, and every file that it refers to, against their checksums."""
-        record = log.completed(checkpoint_id)
-        if record is None:
-            raise DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is not in the decision log")
-        manifest = self.manifest(record)
-        for stage, snapshot in manifest.stages.items():
-            for file in snapshot.files:
-                path = self.paths.absolute(file.stored)
-                try:
-                    found = checksum(path)
-                except FileNotFoundError:
-                    raise DamagedCheckpoint(f"{file.stored} of stage {stage!r} is gone") from None
-                if found != (file.size_bytes, file.sha256):
-                    raise DamagedCheckpoint(f"{file.stored} of stage {stage!r} is not what it was: checksum differs")
-            for segments in snapshot.in_flight.values():
-                for each in (each for segment in segments for each in segment.files):
-                    with suppress(FileNotFoundError):
-                        if self.paths.absolute(each.path).stat().st_size == each.size_bytes:
-                            continue
-                    raise DamagedCheckpoint(f"{each.path}, in flight to stage {stage!r}, is gone or cut off")
-        return manifest
-
-    def manifest(self, record: CheckpointCompleted) -> Manifest:
-        data = self.store.get(record.manifest)
-        if data is None:
-            raise DamagedCheckpoint(f"{record.manifest} is gone")
-        return decode_manifest(data, record.manifest_sha256, record.manifest)
 
 
 def check_shape(manifest: Manifest, shape: Mapping[str, StageShape]) -> None:

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import logging
-import re
 import shutil
 import signal
 import time
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.errors import CheckpointError, CheckpointsFailed, InvalidConfig, StageFailed, Superseded
-from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.config import CheckpointConfig, as_ms
 from tidegate.protocol.messages import Flag
 from tidegate.sinks.contract import SinkPlace
 from tidegate.spark import queries
@@ -32,10 +31,13 @@ from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.generation import Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
-from tidegate.spark.root import Root, RootLock
+from tidegate.spark.remote import Remote
+from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions, local_session
 from tidegate.spark.snapshot import restore_checkpoint
+from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
+from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import StageShape
 
 if TYPE_CHECKING:
@@ -49,9 +51,8 @@ _IDLE_PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _WAITING: Final = "Waiting for data to arrive"
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
-_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
-View = Callable[[Generation], None]
+View = Callable[[RunStatus], None]
 
 
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -68,13 +69,6 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return msgspec.structs.replace(
             self.checkpoint, interval_ms=as_ms("checkpoint_interval", self.checkpoint_interval)
         )
-
-
-def as_ms(name: str, text: str) -> int:
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text.strip())
-    if match is None:
-        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 def _settings(options: dict[str, Any]) -> RunOptions:
@@ -104,17 +98,19 @@ def run_pipeline(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
         )
     existed = folder.exists()
-    with RootLock(folder / "lock", take_over=settings.take_over):
+    with RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name)
-        session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
-        # After the session: PySpark takes Ctrl-C for itself when it starts one.
-        with _stopping() as stop:
-            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop)
-            try:
-                run.run()
-            finally:
-                if not existed and not run.has_opened:
-                    shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
+        with Remote(root_of_run.paths, pipeline.name, lock) as remote:
+            session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
+            # After the session: PySpark takes Ctrl-C for itself when it starts one.
+            with _stopping() as stop:
+                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop, remote)
+                try:
+                    run.run()
+                    remote.ended_because = "it was told to stop" if stop.wanted else "all its input is consumed"
+                finally:
+                    if not existed and not run.has_opened:
+                        shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
 
 class _Stop:
@@ -155,6 +151,7 @@ class _Run:
         options: RunOptions,
         view: View | None,
         stop: _Stop,
+        remote: Remote,
     ) -> None:
         self._pipeline = pipeline
         self._definitions = definitions
@@ -163,6 +160,7 @@ class _Run:
         self._options = options
         self._view = view
         self._stop = stop
+        self._remote = remote
         self.has_opened = False
 
     def run(self) -> None:
@@ -183,6 +181,7 @@ class _Run:
                     raise
                 pause_s = as_ms("restart_pause", self._options.restart_pause) * 2 ** (failures - 1) / 1000
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
+                self._remote.restarting(str(error))
             finally:
                 generation.stop()
             time.sleep(pause_s)
@@ -297,12 +296,14 @@ class _Run:
         last: int | None = None
         while True:
             moved = generation.poll()
+            self._remote.serve(generation)
             now = time.monotonic()
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
                 generation.check_queries()
+                status = self._remote.update(generation)
                 if self._view is not None:
-                    self._view(generation)
+                    self._view(status)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)
             if last is None and self._stop.wanted:

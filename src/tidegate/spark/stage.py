@@ -224,8 +224,17 @@ class RunningStage:
 
     @property
     def lag(self) -> int:
-        """Segments released to this stage that it has not committed."""
-        return sum(gate.lag for gate in self.gates.values())
+        """How many segments of its inputs this stage has yet to commit, also those that wait behind a barrier."""
+        return sum(channel.sequence - self._positions[name] for name, channel in self._channels.items())
+
+    def progress_of(self, checkpoint_id: int) -> str:
+        """How far this stage has come with a checkpoint that is under way, until it has reported."""
+        if checkpoint_id in self._parts:
+            return "storing"
+        if self.aligner.phase_of(checkpoint_id) is None:
+            return "waiting"
+        late = sorted(self.aligner.waiting_for(checkpoint_id))
+        return f"waiting for {', '.join(late)}" if late else "catching up"
 
     # -- input ------------------------------------------------------------------------------------
 

@@ -46,6 +46,10 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new_bytes: int
     total_bytes: int
 
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(segment.size_bytes for segments in self.in_flight.values() for segment in segments)
+
 
 class TableAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Where a sink's rows are: a kind of table, and its address without credentials."""
@@ -98,6 +102,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def total_bytes(self) -> int:
         return sum(stage.total_bytes for stage in self.stages.values())
+
+    @property
+    def alignment_ms(self) -> int:
+        """How long the stage that waited longest for its barriers waited."""
+        return max((stage.alignment_ms for stage in self.stages.values()), default=0)
+
+    @property
+    def in_flight_bytes(self) -> int:
+        return sum(stage.in_flight_bytes for stage in self.stages.values())
 
 
 class _Format(msgspec.Struct):

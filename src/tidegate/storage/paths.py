@@ -3,6 +3,8 @@
 <root>/
   pipeline.json                          whose root this is
   lock                                   held by the run that lives
+  status.json                            what the run is doing, or how it ended
+  requests/<id>.request, .answer         what a live run is asked for, and what it answered
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
   ids/000042                             checkpoint ids that were used
@@ -42,6 +44,14 @@ class RootPaths:
     @property
     def lock(self) -> Path:
         return self.root / "lock"
+
+    @property
+    def status(self) -> Path:
+        return self.root / "status.json"
+
+    @property
+    def requests(self) -> Path:
+        return self.root / "requests"
 
     @staticmethod
     def decision(slot: int) -> str:

@@ -1,0 +1,23 @@
+"""A DAG as a Mermaid flowchart, for documents that render those."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from tidegate.cli.drawing.layout import DrawnStage
+
+_SHAPES: Final = {"source": ("([", "])"), "sink": ("[(", ")]")}
+_ESCAPED: Final = str.maketrans({'"': "#quot;", "<": "#lt;", ">": "#gt;", "#": "#35;"})
+
+
+def as_mermaid(stages: Sequence[DrawnStage]) -> str:
+    # Stages are numbered: some names, such as `end`, mean something to Mermaid.
+    numbers = {stage.name: f"s{index}" for index, stage in enumerate(stages)}
+    lines = ["flowchart LR"]
+    for stage in stages:
+        opening, closing = _SHAPES.get(stage.kind, ("[", "]"))
+        lines.append(f'    {numbers[stage.name]}{opening}"{stage.name.translate(_ESCAPED)}"{closing}')
+    for stage in stages:
+        lines += [f"    {numbers[name]} --> {numbers[stage.name]}" for name in stage.inputs]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,42 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.storage.inspection import InspectedRoot
+
+RootFolder = Annotated[Path, typer.Option("--root", help="The folder that holds the pipeline's checkpoints.")]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
+
+
+def parse_checkpoint(text: str) -> int:
+    found = checkpoint_id_of(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r} names no checkpoint; write 42 or {checkpoint_name(42)}")
+    return found
+
+
+def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
+    """The shell offers the names of the checkpoints that the root retains."""
+    root = context.params.get("root")
+    if root is None:
+        return []
+    try:
+        names = [checkpoint_name(record.checkpoint_id) for record in InspectedRoot(Path(root)).retained()]
+    except TidegateError:
+        return []
+    return [name for name in names if name.startswith(incomplete)]
+
+
+CheckpointId = Annotated[
+    int | None,
+    typer.Argument(
+        metavar="ID", parser=parse_checkpoint, autocompletion=complete_checkpoint, help="Such as ckpt-000042 or 42."
+    ),
+]

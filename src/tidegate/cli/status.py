@@ -1,0 +1,117 @@
+"""`tidegate status` and `tidegate checkpoint`: a run that is alive, from another terminal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tidegate.cli.exits import Exit
+from tidegate.cli.options import AsJson, RootFolder
+from tidegate.cli.tables import run_tables
+from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
+from tidegate.protocol.config import as_ms
+from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.recovery import checkpoint_name
+from tidegate.spark.remote import Life, ask_for_checkpoint, look
+from tidegate.spark.status import RunStatus
+from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.lock import holder
+
+_EXITS: Final = {Life.ALIVE: Exit.FINE, Life.HANGING: Exit.HANGING, Life.STOPPED: Exit.NOT_RUNNING}
+
+
+def status_command(root: RootFolder, as_json: AsJson = False) -> None:
+    """Tell whether a run is alive on a root, and what it is doing.
+
+    Of a run that is alive: its stages, the checkpoint in progress, the last ones that ended. Of one that is not: how
+    it ended, and what the next run starts from. Exits with 0 if a run is alive, with 6 if none is, with 7 if one
+    holds the root but has not been heard of for a while.
+
+    Example: tidegate status --root state/orders
+    """
+    inspected = InspectedRoot(root)
+    life, status = look(inspected.paths)
+    newest = inspected.log().newest
+    if as_json:
+        found = {
+            "root": str(root),
+            "pipeline": inspected.pipeline,
+            "life": life.value,
+            "newest_checkpoint": None if newest is None else checkpoint_name(newest.checkpoint_id),
+            "run": status,
+        }
+        typer.echo(msgspec.json.encode(found))
+    elif life is Life.STOPPED:
+        _print_stopped(inspected, status, newest, console())
+    else:
+        _print_alive(inspected, life, status, console())
+    raise typer.Exit(_EXITS[life])
+
+
+def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None, out: Console) -> None:
+    if status is None or status.state in ("finished", "failed"):  # of an earlier run: this one has not spoken yet
+        out.print(f"pipeline {inspected.pipeline} is starting (process {holder(inspected.paths.lock)})")
+        return
+    process = f"process {status.pid} on {status.host}"
+    if life is Life.HANGING:
+        out.print(
+            f"[red]pipeline {inspected.pipeline} hangs:[/] {process} holds the root, but was last heard of at "
+            f"{as_time(status.updated_at)} UTC, {age(status.updated_at)} ago. If it does not come back: stop it, or "
+            f"start another with --take-over"
+        )
+    else:
+        out.print(
+            f"pipeline {inspected.pipeline} is [green]{status.state}[/] in {process}, since "
+            f"{as_time(status.started_at)} UTC ({age(status.started_at)})"
+        )
+    if status.why is not None:
+        out.print(status.why, markup=False)
+    if status.stages:
+        out.print(run_tables(status))
+
+
+def _print_stopped(
+    inspected: InspectedRoot, status: RunStatus | None, newest: CheckpointCompleted | None, out: Console
+) -> None:
+    out.print(f"pipeline {inspected.pipeline} is not running: {_ending(status)}", soft_wrap=True, markup=False)
+    if newest is None:
+        out.print("it has no checkpoint yet: the next run starts from the beginning")
+    else:
+        out.print(f"the next run goes on from {checkpoint_name(newest.checkpoint_id)}")
+
+
+def _ending(status: RunStatus | None) -> str:
+    if status is None:
+        return "no run has left word"
+    at = f"{as_time(status.updated_at)} UTC"
+    if status.state == "finished":
+        return f"the last run ended well at {at}, because {status.why}"
+    if status.state == "failed":
+        return f"the last run failed at {at}: {status.why}"
+    return f"the last run (process {status.pid} on {status.host}) was killed, or its machine went down, after {at}"
+
+
+def checkpoint_command(
+    root: RootFolder,
+    timeout: Annotated[str, typer.Option(help="How long to wait for it.")] = "60s",
+    as_json: AsJson = False,
+) -> None:
+    """Have a checkpoint taken now by the run that is alive on a root.
+
+    Ends when the checkpoint is complete and every table shows it. If one is in progress, the next one is waited for:
+    that holds all that the sources had when you asked. Exits with 6 if no run is alive, with 1 if it was aborted.
+
+    Example: tidegate checkpoint --root state/orders
+    """
+    inspected = InspectedRoot(root)
+    taken = ask_for_checkpoint(inspected.paths, as_ms("timeout", timeout) / 1000)
+    if as_json:
+        typer.echo(msgspec.json.encode(taken))
+    else:
+        typer.echo(
+            f"{taken.checkpoint} complete in {as_duration(taken.duration_ms)}, {as_bytes(taken.new_bytes)} new of "
+            f"{as_bytes(taken.total_bytes)}"
+        )

@@ -1,0 +1,77 @@
+"""How a run looks to people: the same in the live view and in `tidegate status`."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from tidegate.cli.text import as_bytes, as_duration, as_time, plain_table
+from tidegate.spark.status import CheckpointStatus, RunStatus
+
+_SHOWN_CHECKPOINTS = 5
+
+
+def run_tables(status: RunStatus) -> Group:
+    """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
+    return Group(_stages(status), _last_checkpoints(status))
+
+
+def _stages(status: RunStatus) -> Table:
+    """One row per stage, with how far each is with the checkpoint in progress."""
+    active = status.in_progress[0] if status.in_progress else None
+    title = f"pipeline {status.pipeline}, generation {status.generation}"
+    table = plain_table(("stage",), ("rows/s", "rows written", "batch", "lag"), title=title)
+    table.add_column("watermark (UTC)")
+    table.add_column(_progress(active))
+    for name, stage in status.stages.items():
+        table.add_row(
+            name,
+            f"{stage.rows_per_s:,.0f}",
+            f"{stage.rows:,}",
+            "" if stage.batch is None else f"{stage.batch:,}",
+            "" if stage.lag is None else _lag(stage.lag),
+            "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
+            "" if active is None else _stage_progress(active.stages[name]),
+        )
+    return table
+
+
+def _lag(segments: int) -> str:
+    if segments == 0:
+        return "none"
+    return f"{segments:,} segment" + ("s" if segments > 1 else "")
+
+
+def _progress(active: CheckpointStatus | None) -> str:
+    if active is None:
+        return "no checkpoint in progress"
+    return f"{active.checkpoint} {active.state}, {as_duration(active.duration_ms)}"
+
+
+def _stage_progress(progress: str) -> Text:
+    return Text(progress, style="green" if progress == "done" else "dim" if progress == "waiting" else "yellow")
+
+
+def _last_checkpoints(status: RunStatus) -> Table | Text:
+    if not status.checkpoints:
+        return Text("no checkpoint has ended yet", style="dim")
+    table = plain_table(("last checkpoints", "time (UTC)"), ("duration", "new", "total"))
+    table.add_column("state", overflow="fold")
+    for each in status.checkpoints[-_SHOWN_CHECKPOINTS:]:
+        table.add_row(
+            each.checkpoint,
+            as_time(each.triggered_at),
+            as_duration(each.duration_ms),
+            as_bytes(each.new_bytes),
+            as_bytes(each.total_bytes),
+            _state(each),
+        )
+    return table
+
+
+def _state(checkpoint: CheckpointStatus) -> Text:
+    if checkpoint.state == "aborted":
+        return Text(f"aborted: {checkpoint.why}", style="red")
+    said = "complete, tables follow" if checkpoint.state == "committing" else "complete"
+    return Text(said if checkpoint.aligned else f"{said}, unaligned", style="green")

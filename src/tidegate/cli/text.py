@@ -1,0 +1,64 @@
+"""How times, sizes and tables look in every command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Final
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+_UNITS: Final = ("kB", "MB", "GB", "TB")
+_PIPED_WIDTH: Final = 160
+
+
+def console() -> Console:
+    """For what a command answers. Where nobody looks at it, lines are not broken at the width of a terminal."""
+    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+
+
+def plain_table(left: Sequence[str], right: Sequence[str] = (), *, title: str | None = None) -> Table:
+    """A table with columns of words, then columns of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    for heading in left:
+        table.add_column(heading, overflow="fold")
+    for heading in right:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def as_bytes(size: int) -> str:
+    if size < 1000:
+        return f"{size} B"
+    value = float(size)
+    for unit in _UNITS:
+        value /= 1000
+        if value < 1000 or unit == _UNITS[-1]:
+            break
+    return f"{value:.1f} {unit}"
+
+
+def as_duration(ms: int | float) -> str:
+    """Milliseconds as one reads them: 850 ms, 4.2 s, 3 min 20 s, 5 h 12 min."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 60_000:
+        return f"{ms / 1000:.1f} s"
+    minutes, seconds = divmod(round(ms / 1000), 60)
+    if minutes < 60:
+        return f"{minutes} min {seconds} s"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def as_time(moment: str | int) -> str:
+    """An ISO time, or milliseconds since 1970, in UTC, to the second."""
+    at = datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
+    return f"{at:%Y-%m-%d %H:%M:%S}"
+
+
+def age(moment: str) -> str:
+    """How long ago an ISO time was."""
+    return as_duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds() * 1000))

@@ -1,0 +1,79 @@
+"""`tidegate verify`: read every file of a checkpoint against its checksum."""
+
+from __future__ import annotations
+
+import msgspec
+import typer
+from rich.console import Console
+
+from tidegate.cli.exits import Exit
+from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.text import as_bytes, console, plain_table
+from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.recovery import checkpoint_name
+from tidegate.storage.inspection import InspectedRoot, check_files
+
+
+class Verified(msgspec.Struct):
+    """What was found of one checkpoint. `state` is intact, damaged, or removed: by the run, while it was read."""
+
+    checkpoint: str
+    state: str = "intact"
+    files: int = 0
+    bytes: int = 0
+    damage: list[str] = []
+
+
+def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
+    """Read every file of every checkpoint that can be restored, or of one, against its checksum.
+
+    Exits with 4 if anything is missing or is not what it was, and names each such file. Works beside a run that is
+    alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is not damaged.
+
+    Example: tidegate verify --root state/orders
+
+    Example: tidegate verify ckpt-000042 --root state/orders
+    """
+    inspected = InspectedRoot(root)
+    records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
+    verified = [verify(inspected, record) for record in records]
+    if as_json:
+        typer.echo(msgspec.json.encode({"root": str(root), "pipeline": inspected.pipeline, "checkpoints": verified}))
+    else:
+        _print(inspected, verified, console())
+    if any(each.state == "damaged" for each in verified):
+        raise typer.Exit(Exit.DAMAGE)
+
+
+def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> Verified:
+    found = Verified(checkpoint_name(record.checkpoint_id))
+    try:
+        manifest = inspected.manifest(record)
+    except DamagedCheckpoint as damage:
+        found.damage.append(str(damage))
+    else:
+        for file in check_files(inspected.paths, manifest):
+            if file.damage is None:
+                found.files += 1
+                found.bytes += file.size_bytes
+            else:
+                found.damage.append(file.damage)
+    if found.damage:
+        # Asked after the damage was seen: a run takes a checkpoint out of the log before it deletes a file of it.
+        found.state = "damaged" if inspected.is_retained(record.checkpoint_id) else "removed"
+    return found
+
+
+def _print(inspected: InspectedRoot, verified: list[Verified], out: Console) -> None:
+    if not verified:
+        out.print(f"pipeline {inspected.pipeline} has no checkpoint yet: there is nothing to verify")
+        return
+    table = plain_table(("checkpoint", "state"), ("files read", "bytes"), title=f"pipeline {inspected.pipeline}")
+    for each in verified:
+        state = {"damaged": "[red]damaged[/]", "removed": "removed by the run meanwhile"}.get(each.state, each.state)
+        table.add_row(each.checkpoint, state, f"{each.files:,}", as_bytes(each.bytes))
+    out.print(table)
+    for each in verified:
+        for damage in each.damage if each.state == "damaged" else ():
+            out.print(f"{each.checkpoint}: {damage}", markup=False, soft_wrap=True)

@@ -1,0 +1,159 @@
+"""The tables of a pipeline as they were at a checkpoint: a set that belongs together."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import deltalake
+from deltalake.exceptions import DeltaError
+
+from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
+from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.sinks.contract import decode_committable
+from tidegate.sinks.delta import active_files
+from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.manifest import Manifest, TableAddress
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from pyspark.sql import DataFrame, SparkSession
+
+
+class TableAt:
+    """One sink's Delta table at the version that shows a checkpoint."""
+
+    def __init__(self, path: Path, version: int) -> None:
+        self.path = path
+        self.version = version
+
+    def __repr__(self) -> str:
+        return f"TableAt({str(self.path)!r}, version {self.version})"
+
+    def delta(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(self.path, version=self.version)
+
+    def to_arrow(self) -> Any:
+        """A pyarrow table."""
+        return self.delta().to_pyarrow_table()
+
+    def to_pandas(self) -> pd.DataFrame:
+        frame: pd.DataFrame = self.delta().to_pandas()
+        return frame
+
+    def to_spark(self, session: SparkSession) -> DataFrame:
+        """Read by Spark itself, from the files of the version; Spark needs no package for Delta."""
+        from pyspark.sql.types import StructType
+
+        table = self.delta()
+        schema = StructType.fromJson(json.loads(table.schema().to_json()))
+        files = [str(self.path / name) for name in active_files(table)]
+        if not files:
+            return session.createDataFrame([], schema)
+        return session.read.schema(schema).option("basePath", str(self.path)).parquet(*files)
+
+
+class TablesAt(Mapping[str, TableAt]):
+    """The Delta tables of a pipeline at one checkpoint, by the names of their sinks.
+
+    `is_consistent`: all of them show exactly the same prefix of the sources. A checkpoint that was cut unaligned is as
+    good to restore from, but at it one table may be ahead of another.
+    """
+
+    def __init__(self, checkpoint: str, epoch: int, is_consistent: bool, tables: dict[str, TableAt]) -> None:
+        self.checkpoint = checkpoint
+        self.epoch = epoch
+        self.is_consistent = is_consistent
+        self._tables = tables
+
+    def __getitem__(self, sink: str) -> TableAt:
+        try:
+            return self._tables[sink]
+        except KeyError:
+            known = ", ".join(self._tables) or "none"
+            raise KeyError(f"{self.checkpoint} has no Delta table of a sink {sink!r} (it has: {known})") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def __repr__(self) -> str:
+        return f"TablesAt({self.checkpoint}, {self._tables})"
+
+
+def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> TablesAt:
+    """All Delta tables of the pipeline with this root, as they were at a checkpoint.
+
+    `checkpoint` is an id such as "ckpt-000042" that the root retains; left out, it is the newest one that is aligned
+    and that all tables show. Tables of other kinds keep no versions and are not among them.
+    """
+    inspected = InspectedRoot(Path(root).absolute())
+    if checkpoint is not None:
+        number = checkpoint_id_of(str(checkpoint))
+        if number is None:
+            raise UnknownCheckpoint(f"{checkpoint!r} names no checkpoint; write 42 or {checkpoint_name(42)!r}")
+        return _tables(inspected, inspected.find(number))
+    retained = inspected.retained()
+    hidden: CheckpointNotVisible | None = None
+    for record in sorted(retained, key=lambda each: each.checkpoint_id, reverse=True):
+        if record.aligned:
+            try:
+                return _tables(inspected, record)
+            except CheckpointNotVisible as error:
+                hidden = hidden or error
+    if hidden is not None:
+        raise hidden
+    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others")
+
+
+def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
+    manifest = root.manifest(record)
+    tables = {
+        name: _table_at(root, name, shape.table, manifest)
+        for name, shape in manifest.shape.items()
+        if shape.table is not None and shape.table.kind == "delta"
+    }
+    return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
+
+
+def _table_at(root: InspectedRoot, sink: str, address: TableAddress, manifest: Manifest) -> TableAt:
+    """The last version of a table that shows no later epoch. A table's record of its epoch only grows."""
+    path = Path(address.address)
+    owner = f"{root.pipeline}/{sink}"
+
+    def record(kind: str, version: int | None) -> int:
+        try:
+            return deltalake.DeltaTable(path, version=version).transaction_version(f"tidegate/{owner}/{kind}") or 0
+        except DeltaError as error:
+            name = checkpoint_name(manifest.checkpoint_id)
+            raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read at {name}: {error}") from error
+
+    try:
+        newest = deltalake.DeltaTable(path).version()
+    except DeltaError as error:
+        raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read: {error}") from error
+    is_newest = record("epoch", newest) <= manifest.epoch
+    if is_newest:
+        version = newest
+    else:
+        lowest, above = 0, newest  # `above` shows a later epoch; `lowest`, when the table was created, none
+        while above - lowest > 1:
+            middle = (lowest + above) // 2
+            if record("epoch", middle) <= manifest.epoch:
+                lowest = middle
+            else:
+                above = middle
+        version = lowest
+    sealed = manifest.stages[sink].committable
+    shown = record("batch", version)
+    if sealed is not None and any(each.batch >= shown and each.rows for each in decode_committable(sealed).files):
+        name = checkpoint_name(manifest.checkpoint_id)
+        why = "does not show it yet; try again" if is_newest else "showed it only together with a later one; read that"
+        raise CheckpointNotVisible(f"{name} is complete, but {path} {why}")
+    return TableAt(path, version)

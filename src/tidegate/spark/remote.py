@@ -1,0 +1,266 @@
+"""What a live run tells, and is told, through files in its root: from another terminal, without a port.
+
+    status.json               what the run is doing, written whole once a second, and once more when it ends
+    requests/<id>.request     somebody asks for a checkpoint now
+    requests/<id>.answer      what became of it; the asker removes both
+
+The run's side (`Remote`) is called from its control thread and must cost nothing there: it never waits, and no failure
+of it is a failure of the run. A request that comes while a checkpoint is in progress waits for its turn: the one in
+progress may not hold what the asker has just written.
+
+Importing this brings no PySpark.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import time
+import uuid
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import msgspec
+
+from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
+from tidegate.protocol.coordinator import Phase
+from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, status_of
+from tidegate.storage.lock import RootLock, is_held
+from tidegate.storage.paths import RootPaths
+
+if TYPE_CHECKING:
+    from tidegate.spark.generation import Generation
+
+_log = logging.getLogger("tidegate")
+
+_WRITE_EVERY_S: Final = 1.0
+_LOOK_EVERY_S: Final = 0.2
+_FORGET_ANSWERS_AFTER_S: Final = 60.0
+_ASK_EVERY_S: Final = 0.05
+# The run writes every second. Long enough that a busy machine is not taken for one that hangs.
+_STALE_AFTER_S: Final = 15.0
+
+_REQUEST: Final = ".request"
+_ANSWER: Final = ".answer"
+
+
+Outcome = Literal["complete", "aborted", "refused"]
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What became of a request. `checkpoint` is None where none was begun."""
+
+    outcome: Outcome
+    checkpoint: CheckpointStatus | None = None
+    why: str | None = None
+
+
+# -- the run's side -------------------------------------------------------------------------------
+
+
+class Remote:
+    """Of one run: as a context, from when it has the root until it gives it up."""
+
+    def __init__(self, paths: RootPaths, pipeline: str, lock: RootLock) -> None:
+        self._paths = paths
+        self._lock = lock
+        self._observer = Observer(pipeline)
+        self._written_s = 0.0
+        self._looked_s = 0.0
+        self._waiting: list[str] = []
+        self._begun: dict[int, list[str]] = {}
+        self._begun_in = 0
+        self._answered: dict[str, float] = {}
+        self.ended_because: str | None = None
+
+    def __enter__(self) -> Self:
+        _remove(*_files_in(self._paths.requests))  # of a run that is dead; an asker who is not asks again
+        self._write(self._observer.status)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            last = self._observer.note("finished", self.ended_because)
+        else:
+            last = self._observer.note("failed", str(error) or type(error).__name__)
+        for names in (self._waiting, *self._begun.values()):
+            for name in names:
+                self._answer(name, Answer("refused", why="the run has ended"))
+        self._write(last)
+
+    def update(self, generation: Generation) -> RunStatus:
+        """Look at the run; write down what is seen if the last time was a while ago."""
+        status = self._observer.observe(generation)
+        now = time.monotonic()
+        if now - self._written_s >= _WRITE_EVERY_S:
+            self._lock.take_if_free()  # a run that took over holds it once the other one is gone
+            self._write(status)
+        return status
+
+    def restarting(self, why: str) -> None:
+        self._write(self._observer.note("restarting", why))
+
+    def _write(self, status: RunStatus) -> None:
+        self._written_s = time.monotonic()
+        known = read_status(self._paths)
+        if known is not None and (known.generation or 0) > (status.generation or 0) and status.generation is not None:
+            return  # another run took over: what it says counts
+        try:
+            _write_whole(self._paths.status, msgspec.json.encode(status))
+        except OSError as error:
+            _log.debug("could not write %s: %s", self._paths.status, error)
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def serve(self, generation: Generation) -> None:
+        """Take up requests, begin what can be begun, answer what has ended. Called in every round of the run."""
+        now = time.monotonic()
+        if now - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now
+            self._take_up(now)
+        if self._begun_in != generation.generation:
+            # What was under way in the last generation is void: those requests wait again.
+            self._begun_in = generation.generation
+            self._waiting += [name for names in self._begun.values() for name in names]
+            self._begun.clear()
+        if self._waiting:
+            self._begin(generation)
+        if self._begun:
+            self._answer_ended(generation)
+
+    def _take_up(self, now: float) -> None:
+        for path in _files_in(self._paths.requests):
+            name = path.stem
+            if path.suffix == _REQUEST and name not in self._answered and not self._is_known(name):
+                self._waiting.append(name)
+        for name, answered_s in tuple(self._answered.items()):
+            if now - answered_s > _FORGET_ANSWERS_AFTER_S:  # its asker is dead, or has removed both
+                del self._answered[name]
+                _remove(self._paths.requests / f"{name}{_REQUEST}", self._paths.requests / f"{name}{_ANSWER}")
+
+    def _is_known(self, name: str) -> bool:
+        return name in self._waiting or any(name in names for names in self._begun.values())
+
+    def _begin(self, generation: Generation) -> None:
+        try:
+            checkpoint_id = generation.trigger()
+        except CheckpointInProgress:
+            return  # after it
+        except CheckpointError as error:
+            for name in self._waiting:
+                self._answer(name, Answer("refused", why=str(error)))
+        else:
+            self._begun[checkpoint_id] = list(self._waiting)
+        self._waiting.clear()
+
+    def _answer_ended(self, generation: Generation) -> None:
+        """A checkpoint is answered when its sinks show it, so that whoever asked can read the tables."""
+        for checkpoint in generation.coordinator.history:
+            if checkpoint.checkpoint_id not in self._begun:
+                continue
+            if checkpoint.phase in (Phase.COMMITTED, Phase.ABORTED):
+                status = status_of(checkpoint)
+                outcome: Outcome = "complete" if checkpoint.phase is Phase.COMMITTED else "aborted"
+                for name in self._begun.pop(checkpoint.checkpoint_id):
+                    self._answer(name, Answer(outcome, status, status.why))
+
+    def _answer(self, name: str, answer: Answer) -> None:
+        self._answered[name] = time.monotonic()
+        try:
+            _write_whole(self._paths.requests / f"{name}{_ANSWER}", msgspec.json.encode(answer))
+        except OSError as error:
+            _log.debug("could not answer request %s: %s", name, error)
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """The whole files of a folder that may not be there."""
+    try:
+        return [path for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError:
+        return []
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    """So that a reader sees all of it or nothing."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    hidden.write_bytes(data)
+    hidden.rename(path)
+
+
+# -- from outside ---------------------------------------------------------------------------------
+
+
+class Life(enum.Enum):
+    ALIVE = "alive"
+    HANGING = "hanging"
+    STOPPED = "stopped"
+
+
+def read_status(paths: RootPaths) -> RunStatus | None:
+    """What the last run said last; None if there was none, or one of another version."""
+    try:
+        return msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
+    """Whether a run is alive, and what it says. The lock tells; what is written may be of one that was killed."""
+    is_alive = is_held(paths.lock)
+    status = read_status(paths)
+    if not is_alive:
+        return Life.STOPPED, status
+    if status is not None and status.state == "running" and _age_s(status) > _STALE_AFTER_S:
+        return Life.HANGING, status
+    return Life.ALIVE, status
+
+
+def _age_s(status: RunStatus) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(status.updated_at)).total_seconds()
+
+
+def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
+    """Ask the run that is alive for a checkpoint, and wait until its tables show it."""
+    name = uuid.uuid4().hex
+    request, answer = paths.requests / f"{name}{_REQUEST}", paths.requests / f"{name}{_ANSWER}"
+    if not is_held(paths.lock):
+        raise NotRunning(f"no run is alive on {paths.root}, so nobody can take a checkpoint; start one: tidegate run")
+    deadline = time.monotonic() + timeout_s
+    try:
+        while True:
+            if not request.exists():  # a run that starts removes what it finds
+                paths.requests.mkdir(exist_ok=True)
+                _write_whole(request, b"{}")
+            is_alive = is_held(paths.lock)  # before looking for the answer: a run's last act is to answer
+            with suppress(FileNotFoundError):
+                return _taken(msgspec.json.decode(answer.read_bytes(), type=Answer))
+            if not is_alive:
+                raise NotRunning(f"the run on {paths.root} ended before it had taken the checkpoint")
+            if time.monotonic() > deadline:
+                raise RequestFailed(
+                    f"the run on {paths.root} has not completed a checkpoint in {timeout_s:g} s; it may still do so: "
+                    f"`tidegate status` shows how far it is and whether the run hangs"
+                )
+            time.sleep(_ASK_EVERY_S)
+    finally:
+        _remove(request, answer)
+
+
+def _taken(answer: Answer) -> CheckpointStatus:
+    if answer.outcome == "complete" and answer.checkpoint is not None:
+        return answer.checkpoint
+    if answer.checkpoint is not None:
+        raise RequestFailed(f"{answer.checkpoint.checkpoint} was aborted: {answer.why}; the run goes on, ask again")
+    raise RequestFailed(f"no checkpoint was taken: {answer.why}")

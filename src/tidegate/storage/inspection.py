@@ -1,0 +1,133 @@
+"""Looking at a root without touching it: whose it is, its decision log, its checkpoints and their files.
+
+Nothing is claimed, created or locked, so it works beside a run that is alive, and on a root that one may only read.
+What the run deletes meanwhile, by what its log retains, is not damage: `is_retained` tells the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from tidegate.errors import DamagedCheckpoint, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.recovery import checkpoint_name
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import checksum
+from tidegate.storage.manifest import Manifest, decode_manifest
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
+
+
+class _Owner(msgspec.Struct, forbid_unknown_fields=True):
+    pipeline: str
+
+
+def owner_record(pipeline: str) -> bytes:
+    """What says that a root is this pipeline's."""
+    return msgspec.json.encode(_Owner(pipeline))
+
+
+def read_owner(store: Store, root: Path) -> str | None:
+    """The pipeline whose root this is; None if it is nobody's."""
+    data = store.get(RootPaths.PIPELINE)
+    if data is None:
+        return None
+    try:
+        return msgspec.json.decode(data, type=_Owner).pipeline
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ForeignRoot(f"{root / RootPaths.PIPELINE} cannot be read: {error}") from error
+
+
+class CheckedFile(msgspec.Struct, frozen=True):
+    """A file that a checkpoint refers to, as it was found."""
+
+    path: str
+    size_bytes: int
+    damage: str | None
+
+
+def check_files(paths: RootPaths, manifest: Manifest) -> Iterator[CheckedFile]:
+    """Read every file that a checkpoint refers to against what its manifest says of it."""
+    for stage, snapshot in manifest.stages.items():
+        for file in snapshot.files:
+            damage = None
+            try:
+                if checksum(paths.absolute(file.stored)) != (file.size_bytes, file.sha256):
+                    damage = f"{file.stored} of stage {stage!r} is not what it was: checksum differs"
+            except FileNotFoundError:
+                damage = f"{file.stored} of stage {stage!r} is gone"
+            except OSError as error:
+                raise StoreUnavailable(f"{file.stored} of stage {stage!r} cannot be read: {error.strerror}") from error
+            yield CheckedFile(file.stored, file.size_bytes, damage)
+        for segments in snapshot.in_flight.values():
+            for each in (each for segment in segments for each in segment.files):
+                path = paths.absolute(each.path)
+                is_whole = path.is_file() and path.stat().st_size == each.size_bytes
+                damage = None if is_whole else f"{each.path}, in flight to stage {stage!r}, is gone or cut off"
+                yield CheckedFile(each.path, each.size_bytes, damage)
+
+
+def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
+    data = store.get(record.manifest)
+    if data is None:
+        raise DamagedCheckpoint(f"{record.manifest} is gone")
+    return decode_manifest(data, record.manifest_sha256, record.manifest)
+
+
+def examine(store: Store, paths: RootPaths, log: DecisionLog, checkpoint_id: int) -> Manifest:
+    """Read a checkpoint whole: its manifest, and every file that it refers to. The first damage is raised."""
+    record = log.completed(checkpoint_id)
+    if record is None:
+        raise DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is not in the decision log")
+    manifest = read_manifest(store, record)
+    for file in check_files(paths, manifest):
+        if file.damage is not None:
+            raise DamagedCheckpoint(file.damage)
+    return manifest
+
+
+class InspectedRoot:
+    """A root, seen from outside the run that may be alive on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.paths = RootPaths(folder)
+        if not folder.is_dir():
+            raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
+        self._store = Store(folder)
+        pipeline = read_owner(self._store, folder)
+        if pipeline is None:
+            raise NoRoot(
+                f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; --root is the folder "
+                f"that was given to `tidegate run`"
+            )
+        self.pipeline = pipeline
+        self._decisions = StoredDecisions(self._store)
+
+    def log(self) -> DecisionLog:
+        """The decision log as it is now."""
+        return self._decisions.read()
+
+    def retained(self) -> list[CheckpointCompleted]:
+        """The checkpoints that can be restored, oldest first."""
+        log = self.log()
+        found = [log.completed(checkpoint_id) for checkpoint_id in sorted(log.retained)]
+        return [record for record in found if record is not None]
+
+    def is_retained(self, checkpoint_id: int) -> bool:
+        return checkpoint_id in self.log().retained
+
+    def find(self, checkpoint_id: int) -> CheckpointCompleted:
+        retained = self.retained()
+        for record in retained:
+            if record.checkpoint_id == checkpoint_id:
+                return record
+        names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
+        raise UnknownCheckpoint(
+            f"{self.paths.root} retains no {checkpoint_name(checkpoint_id)}; it retains {names or 'none yet'}"
+        )
+
+    def manifest(self, record: CheckpointCompleted) -> Manifest:
+        return read_manifest(self._store, record)

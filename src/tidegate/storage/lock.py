@@ -1,0 +1,89 @@
+"""The lock of a root: it tells at once, on one machine, whether a run is alive."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from tidegate.errors import InvalidConfig, RootInUse
+
+# Whoever asks whether the lock is held holds it for an instant: that must not make a run fail that is starting.
+_PATIENCE_S: Final = 0.3
+_PAUSE_S: Final = 0.01
+
+
+class RootLock:
+    """Held by the run that lives. It dies with its process, so a restart after a kill waits for nothing."""
+
+    def __init__(self, path: Path, *, take_over: bool = False) -> None:
+        self._path = path
+        self._take_over = take_over
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidConfig(f"the root {self._path.parent} cannot be a folder: {error}") from error
+        deadline = time.monotonic() + _PATIENCE_S
+        while not self.take_if_free():
+            if time.monotonic() < deadline:
+                time.sleep(_PAUSE_S)
+            elif self._take_over:
+                break  # the decision log, not the lock, keeps the other run from doing harm
+            else:
+                raise RootInUse(
+                    f"another run is alive on {self._path.parent} (process {holder(self._path) or 'unknown'}); stop "
+                    f"it first, or take over with --take-over if it hangs"
+                )
+        return self
+
+    def take_if_free(self) -> bool:
+        """Take the lock unless another process holds it. A run that took over asks until the other one is gone."""
+        if self._file is not None:
+            return True
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            return False
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
+        self._file = handle
+        return True
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def holder(path: Path) -> str:
+    """The process that holds the lock, or held it last, as it noted itself."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def is_held(path: Path) -> bool:
+    """Whether a run is alive. Changes nothing: the lock is shared for an instant, if nobody holds it."""
+    try:
+        handle = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(handle)

@@ -1,0 +1,87 @@
+"""What the tests of the command line share: real processes, and roots whose Spark is played."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.spark.played import PlayedPipeline, played
+from tidegate.spark.remote import Remote
+from tidegate.storage.lock import RootLock
+
+TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
+
+
+def tidegate(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [TIDEGATE, *(str(each) for each in arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+def make_root(folder: Path, checkpoints: int) -> Path:
+    """A root that a pipeline of a source, a stage and a sink has left, with as many checkpoints taken."""
+    with played(folder) as pipeline:
+        for _ in range(checkpoints):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        return pipeline.root.paths.root
+
+
+class LiveRun:
+    """A played pipeline that is driven as a run drives it, in a thread, until the test has seen enough."""
+
+    def __init__(self, pipeline: PlayedPipeline, remote: Remote) -> None:
+        self.pipeline = pipeline
+        self.root = pipeline.root.paths.root
+        self.remote = remote
+        self._stop = threading.Event()
+        self._at_next_round: Callable[[], object] | None = None
+        self._thread = threading.Thread(target=self._drive)
+
+    def _drive(self) -> None:
+        generation = self.pipeline.generation
+        while not self._stop.is_set():
+            if self._at_next_round is not None:
+                self._at_next_round()
+                self._at_next_round = None
+            generation.poll()
+            self.remote.serve(generation)
+            self.remote.update(generation)
+            time.sleep(0.002)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Drive it no more; it still holds its root, like a run that hangs."""
+        self._stop.set()
+        self._thread.join()
+
+    def in_its_thread(self, action: Callable[[], object]) -> None:
+        self._at_next_round = action
+        wait_until(lambda: self._at_next_round is None)
+
+
+@contextmanager
+def live_run(folder: Path) -> Iterator[LiveRun]:
+    with played(folder) as pipeline:
+        paths = pipeline.root.paths
+        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+            pipeline.one_batch_each()
+            run = LiveRun(pipeline, remote)
+            run.start()
+            try:
+                yield run
+            finally:
+                run.stop()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "what was waited for did not come"
+        time.sleep(0.005)

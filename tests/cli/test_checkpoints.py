@@ -1,0 +1,214 @@
+"""`tidegate checkpoints` and `tidegate verify`, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import TIDEGATE, make_root, tidegate
+from tests.spark.played import played
+from tidegate.cli.verify import verify
+from tidegate.spark.root import Root
+from tidegate.storage.inspection import InspectedRoot
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_root(tmp_path_factory.mktemp("made"), checkpoints=5)
+
+
+@pytest.fixture
+def root(made: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(made, tmp_path / "root"))
+
+
+def snapshot_file(root: Path, checkpoint_id: int) -> Path:
+    """A file that this checkpoint alone refers to."""
+    inspected = InspectedRoot(root)
+    references = {record.checkpoint_id: inspected.manifest(record).references() for record in inspected.retained()}
+    others = frozenset().union(*(names for each, names in references.items() if each != checkpoint_id))
+    return root / min(references[checkpoint_id] - others)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def test_the_list_shows_what_can_be_restored(made: Path) -> None:
+    done = tidegate("checkpoints", "--root", made)
+    assert done.returncode == 0
+    assert re.findall(r"ckpt-\d+", done.stdout) == ["ckpt-000003", "ckpt-000004", "ckpt-000005"]
+    for heading in ("kind", "time (UTC)", "duration", "alignment", "new", "total", "in flight", "state"):
+        assert heading in done.stdout
+    assert done.stdout.count("complete") == 3
+
+
+def test_the_list_for_scripts_has_the_same_in_bytes_and_milliseconds(made: Path) -> None:
+    found = json.loads(tidegate("checkpoints", "--root", made, "--json").stdout)
+    assert found["pipeline"] == "flat"
+    last = found["checkpoints"][-1]
+    assert last["checkpoint"] == "ckpt-000005"
+    assert last["kind"] == "aligned"
+    assert last["state"] == "complete"
+    assert last["new_bytes"] < last["total_bytes"]
+    assert last["in_flight_bytes"] == 0
+    assert last["duration_ms"] >= 0
+
+
+@pytest.mark.parametrize("name", ["4", "ckpt-000004", "000004"])
+def test_one_checkpoint_is_shown_stage_by_stage_however_it_is_named(made: Path, name: str) -> None:
+    done = tidegate("checkpoints", name, "--root", made)
+    assert done.returncode == 0
+    assert "ckpt-000004 of pipeline flat" in done.stdout
+    rows = [line.split()[:2] for line in done.stdout.splitlines()]
+    for stage in (["rows", "source"], ["middle", "stage"], ["table", "sink"]):
+        assert stage in rows
+    assert 'source rows stands at {"logOffset":3}' in done.stdout
+
+
+def test_one_checkpoint_for_scripts_is_its_manifest(made: Path) -> None:
+    found = json.loads(tidegate("checkpoints", "5", "--root", made, "--json").stdout)
+    assert found["checkpoint"] == "ckpt-000005"
+    assert found["stages"]["rows"]["cut"] == 4
+    assert found["stages"]["rows"]["source_positions"] == ['{"logOffset":4}']
+    assert found["shape"]["table"]["inputs"] == ["middle"]
+
+
+def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(made: Path) -> None:
+    done = tidegate("checkpoints", "99", "--root", made)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert "retains no ckpt-000099; it retains ckpt-000003, ckpt-000004, ckpt-000005" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["latest", "-1", "0", "ckpt-", "4.5"])
+def test_what_names_no_checkpoint_is_wrong_usage(made: Path, name: str) -> None:
+    assert tidegate("checkpoints", "--root", made, "--", name).returncode == 2
+
+
+def test_a_root_without_a_checkpoint_says_so(tmp_path: Path) -> None:
+    Root(tmp_path / "root", "flat")
+    done = tidegate("checkpoints", "--root", tmp_path / "root")
+    assert done.returncode == 0
+    assert "no checkpoint yet" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["checkpoints", "verify", "status", "checkpoint"])
+def test_a_folder_that_is_no_root_is_refused_and_left_as_it_was(tmp_path: Path, command: str) -> None:
+    for folder in (tmp_path, tmp_path / "missing"):
+        done = tidegate(command, "--root", folder)
+        assert done.returncode == 3
+        assert done.stderr.startswith("error: ")
+        assert "tidegate run" in done.stderr
+        assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_manifest_is_listed_as_such(root: Path) -> None:
+    (root / "generations" / "000001" / "manifests" / "ckpt-000004.json").write_bytes(b"{}")
+    done = tidegate("checkpoints", "--root", root)
+    assert done.returncode == 0
+    assert "damaged: " in done.stdout
+    one = tidegate("checkpoints", "4", "--root", root)
+    assert one.returncode == 4
+    assert "is not the manifest that was decided" in one.stderr
+
+
+def test_a_damaged_log_is_told_in_one_line(root: Path) -> None:
+    last = max((root / "decisions").iterdir())
+    last.write_bytes(b"nonsense")
+    for command in ("checkpoints", "verify", "status"):
+        done = tidegate(command, "--root", root)
+        assert done.returncode == 4
+        assert done.stderr.startswith("error: ")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_shell_completes_commands_and_checkpoints(made: Path) -> None:
+    for words, offered in (
+        ("tidegate checkp", {"checkpoint", "checkpoints"}),
+        (f"tidegate verify --root {made} ckpt-", {"ckpt-000003", "ckpt-000004", "ckpt-000005"}),
+    ):
+        assert completions(words) == offered
+
+
+def completions(words: str) -> set[str]:
+    environment = {
+        **os.environ,
+        "_TIDEGATE_COMPLETE": "complete_bash",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(words.split()) - 1),
+    }
+    done = subprocess.run([TIDEGATE], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return set(done.stdout.split())
+
+
+# -- verify -----------------------------------------------------------------------------------------
+
+
+def test_an_intact_root_is_verified_file_by_file(made: Path) -> None:
+    done = tidegate("verify", "--root", made)
+    assert done.returncode == 0
+    assert done.stdout.count("intact") == 3
+    found = json.loads(tidegate("verify", "5", "--root", made, "--json").stdout)
+    inspected = InspectedRoot(made)
+    references = inspected.manifest(inspected.find(5)).references()
+    assert found["checkpoints"] == [
+        {
+            "checkpoint": "ckpt-000005",
+            "state": "intact",
+            "files": len(references),
+            "bytes": sum((made / name).stat().st_size for name in references),
+            "damage": [],
+        }
+    ]
+
+
+def test_a_file_that_was_changed_or_deleted_is_named(root: Path) -> None:
+    changed, deleted = snapshot_file(root, 3), snapshot_file(root, 5)
+    # A new file in its place: the old one may have other names.
+    content = changed.read_bytes()
+    changed.unlink()
+    changed.write_bytes(content[:-1] + b"!")
+    deleted.unlink()
+    done = tidegate("verify", "--root", root)
+    assert done.returncode == 4
+    assert done.stdout.count("intact") == 1
+    assert f"ckpt-000003: {changed.relative_to(root)} of stage" in done.stdout
+    assert "checksum differs" in done.stdout
+    assert f"ckpt-000005: {deleted.relative_to(root)} of stage" in done.stdout
+    assert tidegate("verify", "4", "--root", root).returncode == 0
+    assert tidegate("verify", "5", "--root", root).returncode == 4
+
+
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        for _ in range(3):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        inspected = InspectedRoot(pipeline.root.paths.root)
+        oldest = inspected.retained()[0]
+        assert verify(inspected, oldest).state == "intact"
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        found = verify(inspected, oldest)
+        assert found.damage
+        assert found.state == "removed"
+
+
+def test_looking_changes_nothing(root: Path) -> None:
+    def seen() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in (root, *root.rglob("*"))}
+
+    before = seen()
+    for arguments in (("checkpoints",), ("checkpoints", "5"), ("verify",), ("status",)):
+        tidegate(*arguments, "--root", root)
+    tidegate("graph", root)
+    assert seen() == before

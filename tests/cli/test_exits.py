@@ -1,0 +1,116 @@
+"""Exit codes, help, and what a command may import."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import make_root, tidegate
+from tidegate import errors
+from tidegate.cli.exits import Exit, code_of
+from tidegate.errors import TidegateError
+
+README = Path(__file__).parents[2] / "README.md"
+COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "graph", "demo", "simulate")
+
+CODES = {
+    "InvalidConfig": 2,
+    "InvalidPipeline": 2,
+    "RootInUse": 3,
+    "NoRoot": 3,
+    "ForeignRoot": 3,
+    "PipelineChanged": 3,
+    "RecoveryRefused": 3,
+    "DamagedLog": 4,
+    "DamagedCheckpoint": 4,
+    "Superseded": 5,
+    "Fenced": 5,
+    "NotRunning": 6,
+}
+
+
+def test_every_error_has_its_exit_code() -> None:
+    for name, kind in vars(errors).items():
+        if inspect.isclass(kind) and issubclass(kind, TidegateError):
+            error = kind.__new__(kind)
+            assert code_of(error) == CODES.get(name, 1), name
+
+
+def test_the_readme_has_every_exit_code() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert {int(code) for code in re.findall(r"^\| (\d) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
+
+
+def test_the_help_lists_every_command() -> None:
+    said = tidegate("--help").stdout
+    for command in COMMANDS:
+        assert re.search(rf"^│ {command} ", said, re.MULTILINE), command
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command: str) -> None:
+    done = tidegate(command, "--help")
+    assert done.returncode == 0
+    assert f"Example: tidegate {command}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "arguments", [("frobnicate",), ("status",), ("verify", "--root"), ("graph", "missing.py"), ("run", "missing.py")]
+)
+def test_wrong_usage_is_2(arguments: tuple[str, ...]) -> None:
+    done = tidegate(*arguments)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_command_that_only_looks_brings_in_neither_spark_nor_delta(tmp_path: Path) -> None:
+    """What keeps them quick: importing these takes longer than all that such a command does."""
+    root = make_root(tmp_path, checkpoints=1)
+    for arguments in (
+        ["checkpoints", "--root", str(root)],
+        ["checkpoints", "1", "--root", str(root)],
+        ["verify", "--root", str(root)],
+        ["status", "--root", str(root)],
+        ["checkpoint", "--root", str(root)],
+        ["graph", str(root)],
+        ["--help"],
+    ):
+        assert heavy_modules(arguments) == [], arguments
+
+
+def heavy_modules(arguments: list[str]) -> list[str]:
+    program = f"""
+import json, sys
+sys.argv = ["tidegate", *{arguments!r}]
+from tidegate.cli.app import main
+try:
+    main()
+except SystemExit:
+    pass
+heavy = ("pyspark", "py4j", "deltalake", "pyarrow", "pandas", "numpy")
+print()
+print(json.dumps([name for name in heavy if name in sys.modules]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_the_public_names_are_there_though_they_are_loaded_late() -> None:
+    program = """
+import sys
+import tidegate
+assert not {"deltalake", "pyspark"} & sys.modules.keys()
+assert {"AlignmentConfig", "CheckpointConfig", "DeltaTable", "Pipeline", "__version__"} <= set(dir(tidegate))
+from tidegate import Pipeline
+assert tidegate.Pipeline is Pipeline
+assert tidegate.DeltaTable.__name__ == "DeltaTable"
+assert not hasattr(tidegate, "Nonsense")
+"""
+    subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
