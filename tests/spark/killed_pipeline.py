@@ -1,7 +1,7 @@
 """The pipeline that the kill tests run in processes of its own, and kill.
 
 Two tables derive from one source alone, so that they can be compared at every checkpoint; a third comes out of a
-join and a deduplication, so that there is state to lose.
+join and a deduplication, so that there is state to lose; a fourth is updated by key.
 """
 
 from __future__ import annotations
@@ -55,3 +55,8 @@ def unique_table(unique: DataFrame) -> DataFrame:
 @pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "paid_table", partition_by=["key"]))
 def paid_table(paid: DataFrame) -> DataFrame:
     return paid
+
+
+@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "total_table", key="key"), output_mode="update")
+def total_table(orders: DataFrame) -> DataFrame:
+    return orders.groupBy("key").agg(F.count("*").alias("orders"), F.sum("value").alias("value"))

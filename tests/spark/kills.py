@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.spark.harness import table_rows, write_input
@@ -21,29 +22,31 @@ from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
-_RUN_SECONDS = 900
+FILES_PER_RUN = 8
+_RUN_SECONDS = 300
 
 
 class KilledRuns:
     """One root, and the runs on it that are killed one after the other."""
 
-    def __init__(self, folder: Path, files: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.root = folder / "root"
-        self.rows = files * ROWS_PER_FILE
         self.output: list[str] = []
-        write_input(folder / "orders", files, ROWS_PER_FILE)
-        write_input(folder / "payments", files, ROWS_PER_FILE)
+        self._files = 0
 
-    def start_forever(self, *arguments: str) -> subprocess.Popen[str]:
-        """A run that ends only when it is told to."""
-        return self._start(None, arguments)
+    @property
+    def rows(self) -> int:
+        return self._files * ROWS_PER_FILE
 
-    def start(self, kill_at: str | None = None) -> subprocess.Popen[str]:
-        """A run that ends when all input is consumed, or kills itself at a step."""
-        return self._start(kill_at, ("--available-now",))
+    def feed(self, files: int = FILES_PER_RUN) -> None:
+        """More input."""
+        for name in ("orders", "payments"):
+            write_input(self.folder / name, files, ROWS_PER_FILE, first_file=self._files)
+        self._files += files
 
-    def _start(self, kill_at: str | None, arguments: Sequence[str]) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[str]:
+        """A run that ends when it is told to, or kills itself at a step."""
         environment = {**os.environ, "TIDEGATE_TEST_FOLDER": str(self.folder)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
         environment.pop(VARIABLE, None)
@@ -65,22 +68,19 @@ class KilledRuns:
         self.output.append(output)
         return process.returncode
 
-    def kill_at_step(self, step: str) -> bool:
-        """Run until the step is reached and the process kills itself. False if the run ended before that."""
-        code = self.finish(self.start(step))
-        assert code in (0, -signal.SIGKILL), self.output[-1][-3000:]
-        return code != 0
+    def kill_at_step(self, step: str) -> None:
+        """Run until the step is reached and the process kills itself."""
+        assert self.finish(self.start(kill_at=step)) == -signal.SIGKILL, self.output[-1][-3000:]
 
-    def kill_after(self, seconds: float) -> bool:
+    def kill_after(self, seconds: float) -> None:
         process = self.start()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-        return self.finish(process) != 0
+        process.kill()
+        assert self.finish(process) == -signal.SIGKILL, self.output[-1][-3000:]
 
     def run_to_the_end(self) -> None:
-        assert self.finish(self.start()) == 0, self.output[-1][-3000:]
+        assert self.finish(self.start("--available-now")) == 0, self.output[-1][-3000:]
 
     # -- what must hold ---------------------------------------------------------------------------
 
@@ -91,6 +91,10 @@ class KilledRuns:
         assert table_rows(lake / "unique_table", ["id"]) == ids
         expected = Counter({(each, f"k{each % 5}", each): 1 for each in range(self.rows)})
         assert table_rows(lake / "paid_table", ["id", "key", "value"]) == expected
+        totals = {f"k{key}": range(key, self.rows, 5) for key in range(5)}
+        assert table_rows(lake / "total_table", ["key", "orders", "value"]) == Counter(
+            (key, len(values), sum(values)) for key, values in totals.items()
+        )
 
     def check_every_epoch(self) -> int:
         """Both tables that derive from one source show the same rows of it at every epoch. Returns how many."""
@@ -140,15 +144,20 @@ def epoch_versions(table: Path, owner: str) -> dict[int, int]:
 
 
 def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: int) -> int:
-    """Kill a run at every step given and at random moments, then let one end. Returns the number of kills."""
+    """Kill a run at every step given and at random moments, then let one end. Returns the number of kills.
+
+    Before each run there is more input, so that all of them have something to lose.
+    """
     rng = random.Random(seed)
     plan: list[str | float] = [*steps, *(rng.uniform(3, 14) for _ in range(random_kills))]
     rng.shuffle(plan)
-    kills = 0
-    for number, each in enumerate(plan):
+    for number, each in enumerate(plan, 1):
         started = time.monotonic()
-        killed = runs.kill_at_step(each) if isinstance(each, str) else runs.kill_after(each)
-        kills += killed
-        print(f"kill {number + 1}/{len(plan)}: {each} {killed} after {time.monotonic() - started:.1f} s", flush=True)
+        runs.feed()
+        if isinstance(each, str):
+            runs.kill_at_step(each)
+        else:
+            runs.kill_after(each)
+        print(f"kill {number}/{len(plan)}: {each} after {time.monotonic() - started:.1f} s", flush=True)
     runs.run_to_the_end()
-    return kills
+    return len(plan)

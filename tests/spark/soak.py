@@ -23,7 +23,7 @@ def soak_round(seed: int, kills: int) -> int:
     rng = random.Random(seed)
     steps = [f"{rng.choice(list(Step)).value}:{rng.randint(1, 4)}" for _ in range(kills * 2 // 3)]
     folder = Path(tempfile.mkdtemp(prefix=f"tidegate-soak-{seed}-"))
-    runs = KilledRuns(folder, files=4 * kills)
+    runs = KilledRuns(folder)
     print(f"round {seed} in {folder}", flush=True)
     survived = kill_often(runs, steps, random_kills=kills - len(steps), seed=seed)
     runs.check_tables()

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def test_runs_that_are_killed_at_every_step_and_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
-    runs = KilledRuns(tmp_path, files=400)
+    runs = KilledRuns(tmp_path)
     steps = [f"{step.value}:{1 + index % 2}" for index, step in enumerate(Step)]
     kills = kill_often(runs, steps, random_kills=4, seed=1)
     assert kills >= 15

@@ -34,11 +34,12 @@ def end(process: subprocess.Popen[str]) -> str:
 
 
 def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_refused(tmp_path: Path) -> None:
-    runs = KilledRuns(tmp_path, files=30)
-    first = runs.start_forever()
+    runs = KilledRuns(tmp_path)
+    runs.feed(30)
+    first = runs.start()
     try:
         wait_for_checkpoint(runs, above=2)
-        second = runs.start_forever()
+        second = runs.start()
         refused = end(second)
         assert second.returncode == 1
         assert "another run is alive" in refused
@@ -57,12 +58,13 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
 
 
 def test_a_run_that_was_stopped_and_wakes_up_after_another_took_over_does_no_harm(tmp_path: Path) -> None:
-    runs = KilledRuns(tmp_path, files=40)
-    old = runs.start_forever()
+    runs = KilledRuns(tmp_path)
+    runs.feed(40)
+    old = runs.start()
     try:
         newest = wait_for_checkpoint(runs, above=1)
         old.send_signal(signal.SIGSTOP)
-        new = runs.start_forever("--take-over")
+        new = runs.start("--take-over")
         try:
             taken = wait_for_checkpoint(runs, above=newest + 2)
             old.send_signal(signal.SIGCONT)
