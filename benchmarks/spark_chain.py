@@ -41,6 +41,9 @@ class Feed(msgspec.Struct, frozen=True):
     def rows(self) -> int:
         return self.files * self.rows_per_file
 
+    def part(self, share: float) -> Feed:
+        return Feed(max(1, round(self.files * share)), self.rows_per_file, self.files_per_batch)
+
 
 _WARM_UP_FEED: Final = Feed(4, 100_000, 4)
 

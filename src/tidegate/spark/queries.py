@@ -129,13 +129,17 @@ def _check_columns(what: str, frame: DataFrame) -> None:
     twice = [name for name in schema.names if lowered.count(name.lower()) > 1]
     if twice:
         raise InvalidPipeline(f"{what} has two columns called {twice[0]!r}; rename or drop one")
+    for field in schema.fields:
+        if isinstance(field.dataType, NullType):
+            raise InvalidPipeline(f"{what}: column {field.name!r} has no type (it is always null); cast it")
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     parquet = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat()
+    types = frame._jdf.schema()
+    if parquet.supportDataType(types):
+        return
     for index, field in enumerate(schema.fields):
-        if isinstance(field.dataType, NullType):
-            raise InvalidPipeline(f"{what}: column {field.name!r} has no type (it is always null); cast it")
-        if not parquet.supportDataType(frame._jdf.schema().apply(index).dataType()):
+        if not parquet.supportDataType(types.apply(index).dataType()):
             kind = field.dataType.simpleString()
             raise InvalidPipeline(f"{what}: column {field.name!r} is {kind}, which Parquet cannot hold; cast it")
 

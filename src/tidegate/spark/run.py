@@ -227,7 +227,6 @@ class _Run:
             shutil.rmtree(folder, ignore_errors=True)
         self.has_opened = True
         reached(Step.GENERATION_OPENED)
-        shutil.rmtree(folder)
         generation = Generation(
             self._definitions, opened, self._root.paths, self._root.store, self._options.config(), places
         )
