@@ -29,12 +29,20 @@ _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
 # The last order is far in the future, so that the windows before it close. Its own never does.
 _FUTURE: Final = timedelta(days=10)
 _WINDOW: Final = timedelta(minutes=1)
-_SHOW_CURSOR: Final = "\x1b[?25h"
+_LEAVE_THE_VIEW: Final = "\x1b[?25h\n"  # a run that was killed has left the cursor hidden, at the end of its table
 _PICTURE_WIDTH: Final = 118
+
+# Fonts that would be fetched from elsewhere, where they came from, and a clipping path for every line.
+_NEEDLESS_IN_PICTURES: Final = (
+    re.compile(r"@font-face \{.*?\}\s*", re.DOTALL),
+    re.compile(r"<!--.*?-->\s*", re.DOTALL),
+    re.compile(r'<clipPath id="[^"]*-line-\d+">.*?</clipPath>\s*', re.DOTALL),
+    re.compile(r' clip-path="url\([^"]*-line-\d+\)"'),
+)
 
 # A step of the protocol and how often it is reached before the run kills itself there, and what that means.
 _KILLS: Final = (
-    ("manifest_written:3", "when a checkpoint is written down but not decided yet"),
+    ("manifest_written:2", "when a checkpoint is written down but not decided yet"),
     ("sink_committed:7", "when one table shows a checkpoint and the two others do not yet"),
 )
 
@@ -42,14 +50,14 @@ Rows = Counter[tuple[Any, ...]]
 
 
 def demo_command(
-    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 40,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 200,
+    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 30,
+    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 300,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
 
     Orders and payments meet in a join; an aggregation over windows follows; three Delta tables come out of it. A
-    checkpoint is taken every two seconds. The process is killed with SIGKILL after it has written a manifest but not
+    checkpoint is taken every four seconds. The process is killed with SIGKILL after it has written a manifest but not
     decided the checkpoint, and again when one of the tables is committed but not the others. In the end a batch job
     over the same input says what the tables must hold.
 
@@ -93,7 +101,7 @@ class _Teller:
         from tidegate.storage.paths import RootPaths
 
         if sys.stdout.isatty():
-            sys.stdout.write(_SHOW_CURSOR)  # a run that was killed has left it hidden
+            sys.stdout.write(_LEAVE_THE_VIEW)
             sys.stdout.flush()
         status = read_status(RootPaths(folder / "root"))
         if status is not None:
@@ -101,8 +109,9 @@ class _Teller:
 
     def draw(self, path: Path) -> None:
         picture = self._picture.export_svg(title="tidegate demo")
-        # Without the fonts that it would fetch from elsewhere.
-        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
+        for needless in _NEEDLESS_IN_PICTURES:
+            picture = needless.sub("", picture)
+        path.write_text(picture, encoding="utf-8")
 
 
 def _generate(folder: Path, files: int, rows: int) -> None:
@@ -130,7 +139,7 @@ def _run(folder: Path, kill_at: str | None) -> bool:
     if kill_at is not None:
         environment["TIDEGATE_KILL_AT"] = kill_at
     command = [sys.executable, "-m", "tidegate", "run", str(_PIPELINE), "--root", str(folder / "root")]
-    command += ["--available-now", "--checkpoint-interval", "2s"]
+    command += ["--available-now", "--checkpoint-interval", "4s"]
     code = subprocess.run(command, env=environment, check=False).returncode
     if code not in (0, -signal.SIGKILL):
         raise typer.Exit(code)
