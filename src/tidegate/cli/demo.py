@@ -59,8 +59,8 @@ Rows = Counter[tuple[Any, ...]]
 
 
 def demo_command(
-    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 60,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 150,
+    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 45,
+    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 200,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
