@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -128,12 +129,28 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_demo_survives_its_kills() -> None:
+def test_the_demo_survives_its_kills_and_draws_a_picture(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("tidegate"))
-    done = subprocess.run([program, "demo"], capture_output=True, text=True, timeout=600, check=False)
+    command = [program, "demo", "--svg", str(tmp_path / "demo.svg")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed with SIGKILL") == 2
     assert "2 kills survived" in done.stdout
     assert "nothing lost, nothing twice" in done.stdout
+    check_picture(tmp_path / "demo.svg")
+
+
+def check_picture(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 60_000
+    assert set(re.findall(r"https?://[^\"')\s]+", text)) == {"http://www.w3.org/2000/svg"}  # it fetches nothing
+    said = "".join(ET.fromstring(text).itertext()).replace("\xa0", " ")
+    for part in ("pipeline demo, generation 3", "killed with SIGKILL", "nothing lost, nothing twice"):
+        assert part in said
+
+
+def test_the_picture_of_the_demo_is_small_and_whole() -> None:
+    check_picture(ROOT / "docs" / "demo.svg")
 
 
 def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:
