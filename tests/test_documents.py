@@ -7,11 +7,16 @@ import re
 import shlex
 import subprocess
 import sys
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
 from pathlib import Path
 
 import deltalake
 import pytest
 
+from tests.cli.harness import live_run, tidegate, wait_until
+from tidegate.spark.remote import Life, look
+from tidegate.storage.paths import RootPaths
 from tools.diagrams import rendered
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +25,10 @@ ROOT = Path(__file__).parents[1]
 # runs it in a fresh clone: here it would make an environment inside a test.
 COMMANDS: dict[str, list[str] | None] = {
     "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
-    "tidegate run FILE --root DIR": ["tidegate", "run", "--help"],
-    "./dev demo": None,  # takes long, below
+    "tidegate run orders.py --root state/orders": None,  # it runs for ever: tests/cli/test_live.py stops it
+    "tidegate demo": None,  # takes long, below
+    "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
+    "./dev demo": None,
     "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev soak": ["tidegate", "simulate", "--seeds", "1"],
@@ -30,6 +37,16 @@ COMMANDS: dict[str, list[str] | None] = {
     "./dev check": None,  # this very run
     "./dev test": None,
 }
+
+# These are run as they stand there, beside a run that is alive.
+ON_A_ROOT = (
+    "tidegate status --root state/orders",
+    "tidegate checkpoint --root state/orders",
+    "tidegate checkpoints --root state/orders",
+    "tidegate checkpoints 42 --root state/orders",
+    "tidegate verify --root state/orders",
+    "tidegate graph orders.py",
+)
 
 
 def documented_commands() -> set[str]:
@@ -41,7 +58,37 @@ def documented_commands() -> set[str]:
 
 
 def test_every_command_in_the_readme_is_known_here() -> None:
-    assert documented_commands() == COMMANDS.keys()
+    assert documented_commands() == {*COMMANDS, *ON_A_ROOT}
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The folder that the README works in: the example's file, and a root with 42 checkpoints and a run on it."""
+    folder = tmp_path_factory.mktemp("workplace")
+    (folder / "orders.py").write_text(example(), encoding="utf-8")
+    (folder / "state").mkdir()
+    with live_run(folder / "played", checkpoints=42) as run:
+        (folder / "state" / "orders").symlink_to(run.root)
+        wait_until(lambda: look(RootPaths(run.root))[0] is Life.ALIVE)
+        yield folder
+
+
+@pytest.mark.parametrize("command", ON_A_ROOT)
+def test_a_command_on_a_root_runs_as_the_readme_says(command: str, workplace: Path) -> None:
+    done = tidegate(*shlex.split(command)[1:], cwd=workplace)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_the_drawing_in_the_readme_is_what_the_command_draws(workplace: Path) -> None:
+    drawing = tidegate("graph", "orders.py", cwd=workplace).stdout
+    assert f"```text\n{drawing}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def example() -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (found,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    return str(found)
 
 
 @pytest.mark.parametrize("command", [command for command, tried in COMMANDS.items() if tried is not None])
@@ -63,16 +110,14 @@ def dev_help() -> str:
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "orders.py").write_text(example, encoding="utf-8")
+    (tmp_path / "orders.py").write_text(example(), encoding="utf-8")
     (tmp_path / "orders").mkdir()
     rows = [
         {"id": each, "ts": f"2026-01-01T{each // 60:02d}:{each % 60:02d}:00Z", "country": "DE", "amount": each}
         for each in range(300)
     ]
     (tmp_path / "orders" / "1.json").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    (command,) = [each for each in COMMANDS if each.startswith("tidegate run orders.py")]
+    (command,) = [each for each in COMMANDS if each.endswith("--available-now")]
     program, *arguments = shlex.split(command)
     run = [str(Path(sys.executable).with_name(program)), *arguments]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
@@ -84,12 +129,28 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
-def test_the_demo_survives_its_kills() -> None:
+def test_the_demo_survives_its_kills_and_draws_a_picture(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("tidegate"))
-    done = subprocess.run([program, "demo"], capture_output=True, text=True, timeout=600, check=False)
+    command = [program, "demo", "--svg", str(tmp_path / "demo.svg")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("killed with SIGKILL") == 2
     assert "2 kills survived" in done.stdout
     assert "nothing lost, nothing twice" in done.stdout
+    check_picture(tmp_path / "demo.svg")
+
+
+def check_picture(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 60_000
+    assert set(re.findall(r"https?://[^\"')\s]+", text)) == {"http://www.w3.org/2000/svg"}  # it fetches nothing
+    said = "".join(ET.fromstring(text).itertext()).replace("\xa0", " ")
+    for part in ("pipeline demo, generation 3", "killed with SIGKILL", "nothing lost, nothing twice"):
+        assert part in said
+
+
+def test_the_picture_of_the_demo_is_small_and_whole() -> None:
+    check_picture(ROOT / "docs" / "demo.svg")
 
 
 def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:

@@ -25,10 +25,14 @@ def tidegate(*arguments: str | Path, cwd: Path | None = None) -> subprocess.Comp
 def make_root(folder: Path, checkpoints: int) -> Path:
     """A root that a pipeline of a source, a stage and a sink has left, with as many checkpoints taken."""
     with played(folder) as pipeline:
-        for _ in range(checkpoints):
-            pipeline.one_batch_each()
-            pipeline.checkpoint()
+        _take(pipeline, checkpoints)
         return pipeline.root.paths.root
+
+
+def _take(pipeline: PlayedPipeline, checkpoints: int) -> None:
+    for _ in range(checkpoints):
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
 
 
 class LiveRun:
@@ -67,9 +71,10 @@ class LiveRun:
 
 
 @contextmanager
-def live_run(folder: Path) -> Iterator[LiveRun]:
+def live_run(folder: Path, checkpoints: int = 0) -> Iterator[LiveRun]:
     with played(folder) as pipeline:
         paths = pipeline.root.paths
+        _take(pipeline, checkpoints)
         with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
             pipeline.one_batch_each()
             run = LiveRun(pipeline, remote)

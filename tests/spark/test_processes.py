@@ -41,7 +41,7 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
         wait_for_checkpoint(runs, above=2)
         second = runs.start()
         refused = end(second)
-        assert second.returncode == 1
+        assert second.returncode == 3
         assert "another run is alive" in refused
         assert f"process {first.pid}" in refused
         assert "Traceback" not in refused
@@ -69,7 +69,7 @@ def test_a_run_that_was_stopped_and_wakes_up_after_another_took_over_does_no_har
             taken = wait_for_checkpoint(runs, above=newest + 2)
             old.send_signal(signal.SIGCONT)
             output = end(old)
-            assert old.returncode == 1, output
+            assert old.returncode == 5, output
             assert "superseded" in output
             assert "Traceback" not in output
             # The new run goes on.

@@ -15,6 +15,7 @@ from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
+from tidegate.spark.remote import Life, look
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
 
@@ -38,8 +39,9 @@ class Listed(msgspec.Struct):
 def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
     """Show the checkpoints of a root, or one of them in full.
 
-    The list holds every checkpoint that the pipeline can be restored from. With an ID: that one stage by stage, with
-    the position of each source in its stream and the batch at which each stage was cut.
+    The list holds every checkpoint that the pipeline can be restored from, those that were lately aborted, and the one
+    in progress. With an ID: that one stage by stage, with the position of each source in its stream and the batch at
+    which each stage was cut.
 
     Works beside a run that is alive, and starts no Spark.
 
@@ -67,7 +69,29 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
 
 
 def _listed(inspected: InspectedRoot) -> list[Listed]:
-    return [found for record in inspected.retained() if (found := _completed(inspected, record)) is not None]
+    completed = [found for record in inspected.retained() if (found := _completed(inspected, record)) is not None]
+    return sorted([*completed, *_others(inspected)], key=lambda each: each.checkpoint)
+
+
+def _others(inspected: InspectedRoot) -> list[Listed]:
+    """What the run says of checkpoints that did not complete, or not yet: these leave nothing else behind."""
+    life, status = look(inspected.paths)
+    if status is None:
+        return []
+    aborted = [each for each in status.checkpoints if each.state == "aborted"]
+    in_progress = status.in_progress if life is Life.ALIVE else ()
+    return [
+        Listed(
+            each.checkpoint,
+            "" if each.state == "aborted" else "in progress",
+            each.state,
+            each.generation,
+            each.triggered_at,
+            each.duration_ms,
+            why=each.why,
+        )
+        for each in (*aborted, *in_progress)
+    ]
 
 
 def _completed(inspected: InspectedRoot, record: CheckpointCompleted) -> Listed | None:

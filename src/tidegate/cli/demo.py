@@ -10,18 +10,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.rule import Rule
 
+from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
 from tidegate.cli.tables import run_tables
 from tidegate.cli.text import console, plain_table
+from tidegate.spark.remote import read_status
+from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
+from tidegate.storage.paths import RootPaths
 
 _PIPELINE: Final = Path(__file__).with_name("demo_pipeline.py")
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -29,29 +35,41 @@ _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
 # The last order is far in the future, so that the windows before it close. Its own never does.
 _FUTURE: Final = timedelta(days=10)
 _WINDOW: Final = timedelta(minutes=1)
-_SHOW_CURSOR: Final = "\x1b[?25h"
+_LEAVE_THE_VIEW: Final = "\x1b[?25h\n"  # a run that was killed has left the cursor hidden, at the end of its table
 _PICTURE_WIDTH: Final = 118
 
-# A step of the protocol and how often it is reached before the run kills itself there, and what that means.
-_KILLS: Final = (
-    ("manifest_written:3", "when a checkpoint is written down but not decided yet"),
-    ("sink_committed:7", "when one table shows a checkpoint and the two others do not yet"),
+# Fonts that would be fetched from elsewhere, where they came from, and a clipping path for every line.
+_NEEDLESS_IN_PICTURES: Final = (
+    re.compile(r"@font-face \{.*?\}\s*", re.DOTALL),
+    re.compile(r"<!--.*?-->\s*", re.DOTALL),
+    re.compile(r'<clipPath id="[^"]*-line-\d+">.*?</clipPath>\s*', re.DOTALL),
+    re.compile(r' clip-path="url\([^"]*-line-\d+\)"'),
 )
+
+# A step of the protocol, and which one since the run has shown that it works; and what a kill there means.
+_KILLS: Final = (
+    ("manifest_written:1", "when a checkpoint is written down but not decided yet"),
+    ("sink_committed:1", "as soon as the first of three tables shows a checkpoint"),
+)
+_FEED_EVERY_S: Final = 0.6
+# Four JVMs live for half a minute each: what the second compiler would gain them comes too late.
+_WARM_SOON: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_ARM_AT_LATEST_S: Final = 120
 
 Rows = Counter[tuple[Any, ...]]
 
 
 def demo_command(
-    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 40,
+    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 45,
     rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 200,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
 
-    Orders and payments meet in a join; an aggregation over windows follows; three Delta tables come out of it. A
-    checkpoint is taken every two seconds. The process is killed with SIGKILL after it has written a manifest but not
-    decided the checkpoint, and again when one of the tables is committed but not the others. In the end a batch job
-    over the same input says what the tables must hold.
+    Orders and payments come in all the time and meet in a join; an aggregation over windows follows; three Delta
+    tables come out of it. A checkpoint is taken every three seconds. The process is killed with SIGKILL after it has
+    written a manifest but not decided the checkpoint, and again as soon as the first of the tables shows one. In the
+    end a batch job over the same input says what the tables must hold.
 
     Takes a minute or two. Exits with 0 if no row is lost and none is there twice.
 
@@ -61,16 +79,19 @@ def demo_command(
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name:
         folder = Path(name)
         os.environ["TIDEGATE_DEMO_FOLDER"] = name
-        _generate(folder, files, rows)
-        teller.say(f"{files * rows:,} orders and as many payments are there to be read")
-        killed = 0
-        for number, (kill_at, when) in enumerate((*_KILLS, (None, "")), start=1):
-            teller.say(Rule(f"run {number}: " + (f"to be killed {when}" if kill_at else "to the end")))
-            killed += _run(folder, kill_at)
+        os.environ.setdefault("JAVA_TOOL_OPTIONS", _WARM_SOON)
+        feed = _Feed(folder, files, rows)
+        teller.say(f"{files * rows:,} orders and as many payments are on their way")
+        for number, (step, when) in enumerate(_KILLS, start=1):
+            teller.say(Rule(f"run {number}: to be killed {when}"))
+            _run_until_killed(folder, feed, step, armed=folder / f"armed-{number}")
             teller.show_the_end_of_run(folder)
-            if kill_at is not None:
-                teller.say("[yellow]killed with SIGKILL[/]" if killed == number else "ended before it could be killed")
-        is_right = _judge(folder, teller, killed)
+            teller.say("[yellow]killed with SIGKILL[/]")
+        feed.put_all()
+        teller.say(Rule(f"run {len(_KILLS) + 1}: to the end of the input"))
+        _run_to_the_end(folder)
+        teller.show_the_end_of_run(folder)
+        is_right = _judge(folder, teller)
     if svg is not None:
         teller.draw(svg)
     raise typer.Exit(Exit.FINE if is_right else Exit.FAILED)
@@ -89,11 +110,8 @@ class _Teller:
 
     def show_the_end_of_run(self, folder: Path) -> None:
         """The run itself has shown it on the terminal, if there is one."""
-        from tidegate.spark.remote import read_status
-        from tidegate.storage.paths import RootPaths
-
         if sys.stdout.isatty():
-            sys.stdout.write(_SHOW_CURSOR)  # a run that was killed has left it hidden
+            sys.stdout.write(_LEAVE_THE_VIEW)
             sys.stdout.flush()
         status = read_status(RootPaths(folder / "root"))
         if status is not None:
@@ -101,73 +119,133 @@ class _Teller:
 
     def draw(self, path: Path) -> None:
         picture = self._picture.export_svg(title="tidegate demo")
-        # Without the fonts that it would fetch from elsewhere.
-        path.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL), encoding="utf-8")
+        for needless in _NEEDLESS_IN_PICTURES:
+            picture = needless.sub("", picture)
+        path.write_text(picture, encoding="utf-8")
 
 
-def _generate(folder: Path, files: int, rows: int) -> None:
-    """Write the input: orders, a second apart, and a payment within the hour for each."""
-    for name in ("orders", "payments"):
-        (folder / name).mkdir()
-    last = files * rows - 1
-    for number in range(files):
+class _Feed:
+    """The input: orders, a second apart, and a payment within the hour for each. It comes file by file."""
+
+    def __init__(self, folder: Path, files: int, rows: int) -> None:
+        self._folder = folder
+        self._files = files
+        self._rows = rows
+        self._put = 0
+        self._put_s = 0.0
+        for name in ("orders", "payments"):
+            (folder / name).mkdir()
+        self._put_next()  # a source wants to find something when it starts
+
+    def put_if_due(self) -> None:
+        if self._put < self._files and time.monotonic() - self._put_s >= _FEED_EVERY_S:
+            self._put_next()
+
+    def put_all(self) -> None:
+        while self._put < self._files:
+            self._put_next()
+
+    def _put_next(self) -> None:
         orders, payments = [], []
-        for each in range(number * rows, (number + 1) * rows):
-            moment = _START + timedelta(seconds=each) + (_FUTURE if each == last else timedelta())
+        for each in range(self._put * self._rows, (self._put + 1) * self._rows):
+            is_last = each == self._files * self._rows - 1
+            moment = _START + timedelta(seconds=each) + (_FUTURE if is_last else timedelta())
             country = _COUNTRIES[each % len(_COUNTRIES)]
             orders.append({"id": each, "ts": moment.isoformat(), "country": country, "amount": each})
             payments.append({"order_id": each, "paid_at": (moment + timedelta(minutes=each % 50)).isoformat()})
         for name, found in (("orders", orders), ("payments", payments)):
-            path = folder / name / f"{number:05d}.json"
-            path.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
+            hidden = self._folder / name / f".{self._put:05d}.tmp"
+            hidden.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
             # Spark takes files in the order of their times.
-            os.utime(path, (1_700_000_000 + number, 1_700_000_000 + number))
+            os.utime(hidden, (1_700_000_000 + self._put, 1_700_000_000 + self._put))
+            hidden.rename(self._folder / name / f"{self._put:05d}.json")
+        self._put += 1
+        self._put_s = time.monotonic()
 
 
-def _run(folder: Path, kill_at: str | None) -> bool:
-    """Run the pipeline in a process of its own, with its own view. Tells whether it was killed."""
-    environment = {key: value for key, value in os.environ.items() if key != "TIDEGATE_KILL_AT"}
+def _start(folder: Path, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[bytes]:
+    """The pipeline in a process of its own, with its own view."""
+    environment = {key: value for key, value in os.environ.items() if key != KILL_VARIABLE}
     if kill_at is not None:
-        environment["TIDEGATE_KILL_AT"] = kill_at
+        environment[KILL_VARIABLE] = kill_at
     command = [sys.executable, "-m", "tidegate", "run", str(_PIPELINE), "--root", str(folder / "root")]
-    command += ["--available-now", "--checkpoint-interval", "2s"]
-    code = subprocess.run(command, env=environment, check=False).returncode
-    if code not in (0, -signal.SIGKILL):
+    return subprocess.Popen([*command, "--checkpoint-interval", "3s", *arguments], env=environment)
+
+
+def _run_until_killed(folder: Path, feed: _Feed, step: str, armed: Path) -> None:
+    """Let it work until a checkpoint of it holds new rows; then it kills itself at the step."""
+    started = time.monotonic()
+    with _start(folder, kill_at=f"{step}@{armed}") as process:
+        while process.poll() is None:
+            feed.put_if_due()
+            if _has_worked(folder, process.pid) or time.monotonic() - started > _ARM_AT_LATEST_S:
+                armed.touch()
+            time.sleep(0.05)
+    if process.returncode != -signal.SIGKILL:
+        raise typer.Exit(process.returncode or Exit.FAILED)
+
+
+def _has_worked(folder: Path, pid: int) -> bool:
+    status = read_status(RootPaths(folder / "root"))
+    if status is None or status.pid != pid:
+        return False
+    return any(
+        each.state == "complete" and each.new_bytes and each.generation == status.generation
+        for each in status.checkpoints
+    )
+
+
+def _run_to_the_end(folder: Path) -> None:
+    with _start(folder, "--available-now") as process:
+        code = process.wait()
+    if code != 0:
         raise typer.Exit(code)
-    return code != 0
 
 
 # -- the verdict ----------------------------------------------------------------------------------
 
 
-def _judge(folder: Path, teller: _Teller, killed: int) -> bool:
-    from tidegate.cli.checkpoints import newest_manifest
-
+def _judge(folder: Path, teller: _Teller) -> bool:
     teller.say(Rule("verdict: the tables against a batch job over the same input"))
     inspected, manifest = newest_manifest(folder / "root")
     assert manifest is not None
     expected = _expected(folder)
-    still_open = _take_open_windows(expected["revenue"], manifest.stages["revenue"].watermark_ms or 0)
+    still_open = take_open_windows(expected["revenue"], manifest.stages["revenue"].watermark_ms or 0)
     table = plain_table(("table",), ("rows expected", "rows found", "lost", "duplicated"))
     wrong = unexpected = 0
     for name, wanted in expected.items():
         found = _found(folder / "lake" / name)
-        lost, more = wanted - found, found - wanted
-        duplicated = Counter({row: count for row, count in more.items() if row in wanted})
-        table.add_row(name, *(f"{each.total():,}" for each in (wanted, found, lost, duplicated)))
-        unexpected += more.total() - duplicated.total()
-        wrong += lost.total() + more.total()
+        difference = compare(wanted, found)
+        table.add_row(
+            name, *(f"{count:,}" for count in (wanted.total(), found.total(), difference.lost, difference.duplicated))
+        )
+        unexpected += difference.unexpected
+        wrong += difference.lost + difference.duplicated + difference.unexpected
     teller.say(table)
     if still_open:
         teller.say(f"{still_open} window of revenue is still open: a stream writes a window when its time is over")
     log = inspected.log()
     # Every slot of the log is a generation that was opened or a checkpoint that was completed.
     taken = log.next_slot - 1 - log.generation
-    teller.say(f"{taken} checkpoints taken, {killed} kills survived")
+    teller.say(f"{taken} checkpoints taken, {len(_KILLS)} kills survived")
     if unexpected:
         teller.say(f"[red]{unexpected:,} rows are in a table that no batch job would write")
     teller.say("[red]rows are missing, or are there twice" if wrong else "[green]nothing lost, nothing twice")
     return not wrong
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """How many rows a table lacks, has too often, and has though nothing gives them."""
+
+    lost: int
+    duplicated: int
+    unexpected: int
+
+
+def compare(wanted: Rows, found: Rows) -> Difference:
+    more = found - wanted
+    duplicated = sum(count for row, count in more.items() if row in wanted)
+    return Difference((wanted - found).total(), duplicated, more.total() - duplicated)
 
 
 def _expected(folder: Path) -> dict[str, Rows]:
@@ -185,7 +263,7 @@ def _expected(folder: Path) -> dict[str, Rows]:
         session.stop()
 
 
-def _take_open_windows(revenue: Rows, watermark_ms: int) -> int:
+def take_open_windows(revenue: Rows, watermark_ms: int) -> int:
     """Take out the windows that had not ended by the stream's watermark: the stream holds them open, rightly."""
     watermark = datetime.fromtimestamp(watermark_ms / 1000, UTC)
     still_open = [row for row in revenue if row[0] + _WINDOW > watermark]

@@ -22,8 +22,9 @@ def _stages(status: RunStatus) -> Table:
     active = status.in_progress[0] if status.in_progress else None
     title = f"pipeline {status.pipeline}, generation {status.generation}"
     table = plain_table(("stage",), ("rows/s", "rows written", "batch", "lag"), title=title)
-    table.add_column("watermark (UTC)")
-    table.add_column(_progress(active))
+    # Wide enough for all that comes there, so that the table does not jump.
+    table.add_column("watermark (UTC)", min_width=19, no_wrap=True)
+    table.add_column(_progress(active), min_width=32)
     for name, stage in status.stages.items():
         table.add_row(
             name,

@@ -14,7 +14,6 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
-from rich.text import Text
 
 from tidegate.cli.tables import run_tables
 from tidegate.spark.status import CheckpointStatus, RunStatus
@@ -97,14 +96,15 @@ class LiveView(View):
         logger = logging.getLogger("tidegate")
         logger.addHandler(RichHandler(console=self._console, show_path=False))
         logger.setLevel(logging.WARNING)
-        self._live.__enter__()
-        self._live.update(Text("starting Spark…"))
+        # Not in place: the JVM writes to the terminal while it starts.
+        self._console.print("starting Spark…")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.__exit__(kind, error, trace)
+        self._live.stop()
 
     def update(self, status: RunStatus) -> None:
+        self._live.start()
         self._live.update(run_tables(status))

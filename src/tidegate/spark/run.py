@@ -300,19 +300,23 @@ class _Run:
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
                 generation.check_queries()
-                status = self._remote.update(generation)
-                if self._view is not None:
-                    self._view(status)
+                self._show(generation)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)
             if last is None and self._stop.wanted:
                 last = self._last_checkpoint(generation)
             if last is not None:
                 if generation.is_settled and generation.completed(last):
+                    self._show(generation)
                     return
                 if not generation.is_under_way(last) and not generation.completed(last):
                     last = None  # it was aborted: take another
             time.sleep(_BUSY_PAUSE_S if moved else _IDLE_PAUSE_S)
+
+    def _show(self, generation: Generation) -> None:
+        status = self._remote.update(generation)
+        if self._view is not None:
+            self._view(status)
 
     def _last_checkpoint(self, generation: Generation) -> int | None:
         try:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from tidegate.errors import InvalidConfig
 from tidegate.spark.filelog import NEVER_COMPACT
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
@@ -53,14 +57,39 @@ def local_session(name: str, log: Path) -> SparkSession:
     # By the environment, not by options of the JVM: those cannot hold every path.
     os.environ["LOG4J_CONFIGURATION_FILE"] = str(_LOG_SETTINGS)
     os.environ["TIDEGATE_SPARK_LOG"] = str(log)
-    return (
+    builder = (
         SparkSession.builder.master("local[*]")
         .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
-        .getOrCreate()
     )
+    try:
+        with _stderr_to(log):
+            return builder.getOrCreate()
+    except PySparkException as error:
+        cause = str(error).split("\n", 1)[0]
+        raise InvalidConfig(
+            f"Spark could not be started: {cause} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its own "
+            f"messages are in {log}"
+        ) from error
+
+
+@contextmanager
+def _stderr_to(log: Path) -> Iterator[None]:
+    """What the JVM writes past its own log (warnings at its start, a dying driver's traces) goes to the log too.
+
+    It inherits its stderr from us when it is started, so ours leads there for that while.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with log.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def _derived(session: SparkSession) -> SparkSession:

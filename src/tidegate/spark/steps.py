@@ -1,6 +1,7 @@
 """The named steps of a run, at which a test can kill it.
 
-`TIDEGATE_KILL_AT=manifest_written:2` kills the process with SIGKILL when it reaches that step the second time.
+`TIDEGATE_KILL_AT=manifest_written:2` kills the process with SIGKILL when it reaches that step the second time. With
+`manifest_written:2@FILE` it counts only from when the file is there.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import enum
 import os
 import signal
 from collections import Counter
+from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "TIDEGATE_KILL_AT"
@@ -36,8 +38,9 @@ def reached(step: Step) -> None:
     wanted = os.environ.get(VARIABLE)
     if wanted is None:
         return
-    name, _, count = wanted.partition(":")
-    if name == step.value:
+    counted, _, armed_by = wanted.partition("@")
+    name, _, count = counted.partition(":")
+    if name == step.value and (not armed_by or Path(armed_by).exists()):
         _times[name] += 1
         if _times[name] >= int(count or 1):
             os.kill(os.getpid(), signal.SIGKILL)

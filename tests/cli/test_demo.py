@@ -1,0 +1,30 @@
+"""The verdict of the demo can be a bad one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from tidegate.cli.demo import Difference, Rows, compare, take_open_windows
+
+WANTED: Rows = Counter({(1, "DE"): 1, (2, "FR"): 2, (3, "IT"): 1})
+
+
+def test_what_is_as_it_should_be_has_no_difference() -> None:
+    assert compare(WANTED, Counter(WANTED)) == Difference(0, 0, 0)
+
+
+def test_a_row_that_is_lost_doubled_or_made_up_is_counted_as_such() -> None:
+    assert compare(WANTED, WANTED - Counter({(2, "FR"): 1})) == Difference(1, 0, 0)
+    assert compare(WANTED, WANTED + Counter({(2, "FR"): 3})) == Difference(0, 3, 0)
+    assert compare(WANTED, WANTED + Counter({(9, "PL"): 2})) == Difference(0, 0, 2)
+
+
+def test_only_windows_that_the_watermark_has_not_passed_are_still_open() -> None:
+    noon = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+    revenue: Rows = Counter(
+        {(noon, "DE", 1): 1, (noon.replace(minute=1), "DE", 2): 1, (noon.replace(hour=13), "DE", 3): 1}
+    )
+    at_12_01 = int(noon.replace(minute=1).timestamp() * 1000)
+    assert take_open_windows(revenue, at_12_01) == 2
+    assert revenue == {(noon, "DE", 1): 1}

@@ -1,0 +1,102 @@
+"""A pipeline on Spark in one terminal, and every other command in a second one."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.harness import TIDEGATE, tidegate, wait_until
+from tests.test_documents import example
+
+RUN = "tidegate run orders.py --root state/orders"
+ROOT = Path("state/orders")
+
+
+def put(folder: Path, first: int) -> None:
+    """A file of a hundred orders, all of them large."""
+    rows = [
+        {"id": each, "ts": f"2026-01-01T00:{each % 60:02d}:00Z", "country": "DE", "amount": 100}
+        for each in range(first, first + 100)
+    ]
+    hidden = folder / "orders" / f".{first}"
+    hidden.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+    hidden.rename(folder / "orders" / f"{first}.json")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> None:
+    def asked(*arguments: str) -> subprocess.CompletedProcess[str]:
+        done = tidegate(*arguments, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done
+
+    (tmp_path / "orders.py").write_text(example(), encoding="utf-8")
+    (tmp_path / "orders").mkdir()
+    put(tmp_path, 0)
+    command = [TIDEGATE, *shlex.split(RUN)[1:], "--json", "--checkpoint-interval", "1h"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as run:
+        try:
+            wait_until(lambda: tidegate("status", "--root", ROOT, cwd=tmp_path).returncode == 0)
+            wait_until(lambda: state(tmp_path) == "running")
+            put(tmp_path, 100)
+            wait_until(lambda: rows(tmp_path, "large_orders") == 200)
+
+            taken = json.loads(asked("checkpoint", "--root", str(ROOT), "--json").stdout)
+            assert taken["checkpoint"] == "ckpt-000001"
+            assert taken["new_bytes"] > 0
+            assert "ckpt-000001" in asked("checkpoints", "--root", str(ROOT)).stdout
+            assert "source orders stands at" in asked("checkpoints", "1", "--root", str(ROOT)).stdout
+            assert "intact" in asked("verify", "--root", str(ROOT)).stdout
+            assert "large_orders" in asked("graph", str(ROOT)).stdout
+            said = asked("status", "--root", str(ROOT)).stdout
+            assert f"process {run.pid}" in said
+            assert "revenue" in said
+
+            second = tidegate("run", "orders.py", "--root", ROOT, cwd=tmp_path)
+            assert second.returncode == 3
+            assert f"process {run.pid}" in second.stderr
+
+            run.send_signal(signal.SIGTERM)
+            output, _ = run.communicate(timeout=120)
+        finally:
+            run.kill()
+    assert run.returncode == 0
+    events = [json.loads(line) for line in output.splitlines()]
+    told = [event for event in events if event["event"] == "checkpoint"]
+    assert [(event["checkpoint"], event["state"]) for event in told] == [
+        ("ckpt-000001", "complete"),
+        ("ckpt-000002", "complete"),
+    ]
+    assert told[0]["new_bytes"] == taken["new_bytes"]
+    stopped = tidegate("status", "--root", ROOT, cwd=tmp_path)
+    assert stopped.returncode == 6
+    assert "because it was told to stop" in stopped.stdout
+    assert "goes on from ckpt-000002" in stopped.stdout
+
+
+def state(folder: Path) -> str:
+    found: str = json.loads(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)["run"]["state"]
+    return found
+
+
+def rows(folder: Path, stage: str) -> int:
+    found = json.loads(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)
+    return int(found["run"]["stages"][stage]["rows"])
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_spark_that_cannot_be_started_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "orders.py").write_text(example(), encoding="utf-8")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "no-java"))
+    done = tidegate("run", "orders.py", "--root", ROOT, cwd=tmp_path)
+    assert done.returncode == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert "Java 17 or 21" in line
+    assert "Traceback" not in done.stderr
