@@ -85,10 +85,16 @@ def test_the_drawing_in_the_readme_is_what_the_command_draws(workplace: Path) ->
     assert f"```text\n{drawing}```" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def example() -> str:
+def examples() -> list[str]:
+    """The pipeline, and how its tables are read."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    (found,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    return str(found)
+    found: list[str] = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(found) == 2
+    return found
+
+
+def example() -> str:
+    return examples()[0]
 
 
 @pytest.mark.parametrize("command", [command for command, tried in COMMANDS.items() if tried is not None])
@@ -125,6 +131,12 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     assert len(deltalake.DeltaTable(tmp_path / "lake" / "large_orders").to_pyarrow_table()) == 200
     revenue = deltalake.DeltaTable(tmp_path / "lake" / "revenue").to_pyarrow_table().to_pylist()
     assert sum(row["amount"] for row in revenue) == sum(range(100, 294))
+    read = subprocess.run(
+        [sys.executable, "-c", examples()[1]], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert read.returncode == 0, read.stderr
+    assert "ckpt-" in read.stdout
+    assert "[200 rows x 4 columns]" in read.stdout
 
 
 @pytest.mark.slow
