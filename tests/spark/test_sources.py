@@ -1,0 +1,100 @@
+"""Streams of other kinds than files as sources: what they have given is neither given again nor skipped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import deltalake
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.types import StructType
+
+import tidegate as tg
+from tests.spark.harness import run_to_end, table_rows
+from tidegate.spark.generation import Generation
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROWS_PER_BATCH = 7
+
+
+class Crash(Exception):
+    """Ends a run from within, as a kill would."""
+
+
+class NumbersReader(SimpleDataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"next": 0}
+
+    def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
+        end = {"next": start["next"] + ROWS_PER_BATCH}
+        return self.readBetweenOffsets(start, end), end
+
+    def readBetweenOffsets(  # noqa: N802
+        self, start: dict[str, int], end: dict[str, int]
+    ) -> Iterator[tuple[int]]:
+        return iter([(each,) for each in range(start["next"], end["next"])])
+
+
+class Numbers(DataSource):
+    """A user's own source, in Python."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "numbers"
+
+    def schema(self) -> str:
+        return "value long"
+
+    def simpleStreamReader(self, schema: StructType) -> NumbersReader:  # noqa: N802, ARG002
+        return NumbersReader()
+
+
+def python_source(spark: SparkSession) -> DataFrame:
+    spark.dataSource.register(Numbers)
+    return spark.readStream.format("numbers").load()
+
+
+def rate_source(spark: SparkSession) -> DataFrame:
+    reader = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", ROWS_PER_BATCH)
+    return reader.option("advanceMillisPerBatch", 1000).load().select("value")
+
+
+@pytest.mark.parametrize("source", [python_source, rate_source])
+def test_it_goes_on_where_the_last_checkpoint_was(
+    source: Callable[[SparkSession], DataFrame], tmp_path: Path, spark: SparkSession
+) -> None:
+    pipeline = tg.Pipeline("numbered")
+    table = tmp_path / "lake" / "table"
+
+    @pipeline.source
+    def numbers(spark: SparkSession) -> DataFrame:
+        return source(spark)
+
+    @pipeline.sink(tg.DeltaTable(table))
+    def kept(numbers: DataFrame) -> DataFrame:
+        return numbers.where("value % 2 = 0")
+
+    def crash_at(version: int) -> Callable[[Generation], None]:
+        def look(_generation: Generation) -> None:
+            if deltalake.DeltaTable(table).version() >= version:
+                raise Crash
+
+        return look
+
+    for version in (2, 4, 6):
+        with pytest.raises(Crash):
+            run_to_end(
+                pipeline,
+                tmp_path / "root",
+                spark,
+                available_now=False,
+                checkpoint_interval="300ms",
+                view=crash_at(version),
+            )
+    shown = table_rows(table, ["value"])
+    assert set(shown.values()) == {1}
+    assert sorted(value for (value,) in shown) == list(range(0, 2 * len(shown), 2))
+    assert len(shown) > ROWS_PER_BATCH
