@@ -60,8 +60,8 @@ Rows = Counter[tuple[Any, ...]]
 
 
 def demo_command(
-    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 45,
-    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 200,
+    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 36,
+    rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 250,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.

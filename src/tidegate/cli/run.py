@@ -7,10 +7,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-
-from tidegate.cli.load import load_pipeline
-from tidegate.cli.view import JsonView, LiveView, LogView
 
 
 def run_command(
@@ -32,7 +28,12 @@ def run_command(
 
     Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
     """
-    from tidegate.spark.run import run_pipeline  # brings PySpark, which is slow to import
+    # Not above: other commands need not wait for these.
+    from rich.console import Console
+
+    from tidegate.cli.load import load_pipeline
+    from tidegate.cli.view import JsonView, LiveView, LogView
+    from tidegate.spark.run import run_pipeline
 
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     chosen = load_pipeline(file, pipeline)

@@ -6,15 +6,15 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from tidegate.testing.simulator import Outcome, random_scenario, simulate
+if TYPE_CHECKING:
+    from tidegate.testing.simulator import Outcome
 
 _CHUNK = 25
 
@@ -80,6 +80,8 @@ def simulate_command(
 
 def run_chunk(first: int, count: int) -> Tally:
     """Run some seeds in this process."""
+    from tidegate.testing.simulator import simulate  # other commands need not wait for it
+
     tally = Tally()
     for seed in range(first, first + count):
         tally.add(simulate(seed))
@@ -109,6 +111,8 @@ def _tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
     if jobs == 1 or len(chunks) == 1:
         yield from (run_chunk(start, count) for start, count in chunks)
         return
+    from concurrent.futures import ProcessPoolExecutor
+
     with ProcessPoolExecutor(jobs) as pool:
         yield from pool.map(run_chunk, *zip(*chunks, strict=True))
 
@@ -135,6 +139,8 @@ def _print_tally(tally: Tally, seconds: float) -> None:
 
 
 def _replay(seed: int, as_json: bool) -> None:
+    from tidegate.testing.simulator import random_scenario, simulate
+
     outcome = simulate(seed, trace=True)
     if as_json:
         typer.echo(
