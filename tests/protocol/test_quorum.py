@@ -145,6 +145,12 @@ class TestMembership:
         assert [instance for instance, _ in outcome.failures] == ["b"]
         assert "lost before it acknowledged" in outcome.failures[0][1]
 
+    def test_an_ack_of_an_instance_that_was_lost_is_late_and_not_a_duplicate(self) -> None:
+        quorum = quorum_of("a", "b")
+        quorum.on_lost("a")
+        with unchanged(quorum):
+            assert quorum.on_ack(ack("a")) is AckAnswer.LATE
+
     def test_what_a_lost_instance_had_acknowledged_still_counts(self) -> None:
         quorum = quorum_of("a", "b")
         quorum.on_ack(ack("b", 3))
@@ -198,6 +204,12 @@ class TestTheMinimumWatermark:
         quorum.on_ack(ack("a", 9))
         quorum.on_ack(ack("b", watermark_ms))
         assert quorum.on_time(EARLY_MS) == Reached(9)
+
+    def test_a_member_that_is_named_twice_has_event_time_if_it_has_it_once(self) -> None:
+        quorum = quorum_of("a", Member("a", has_event_time=False), "b")
+        quorum.on_ack(ack("a", None))
+        quorum.on_ack(ack("b", 5))
+        assert quorum.on_time(EARLY_MS) == Reached(None)
 
     def test_where_no_instance_has_event_time_there_is_none(self) -> None:
         quorum = quorum_of(Member("a", has_event_time=False))
@@ -282,6 +294,14 @@ class TestAnnouncements:
         reader = AnnouncementReader(GENERATION)
         with unchanged(reader), pytest.raises(ProtocolViolation, match=f"of generation {generation}"):
             reader.take([foreign])
+
+    def test_one_of_a_foreign_generation_does_not_swallow_the_one_before_it(self) -> None:
+        own = self.announced(1).since(0)
+        foreign = Announcements(GENERATION + 1).announce(AnnouncedPhase.COMMIT, BARRIER, 1)
+        reader = AnnouncementReader(GENERATION)
+        with unchanged(reader), pytest.raises(ProtocolViolation):
+            reader.take([*own, foreign])
+        assert reader.take(own) == list(own)
 
 
 def test_acks_and_announcements_survive_json_with_their_64_bit_numbers() -> None:
