@@ -11,6 +11,8 @@ from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.commit import CommitPermit, RetryPause, SinkCommits, permit_commit
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.coordinator import Coordinator, StageReport
 from tidegate.protocol.decision_log import DecisionLog
 
 PAUSE = RetryPause(first_ms=10, longest_ms=50)
@@ -159,6 +161,18 @@ class TestSinkCommits:
         assert [commits.on_permit(permit, now_ms=0) for permit in permits(1, 2, 3)] == [1, 2, 3]
         assert commits.due(0) == []
         assert commits.pending == {}
+
+    def test_without_sinks_checkpoints_go_on(self) -> None:
+        coordinator = Coordinator(["orders"], CheckpointConfig(), generation=1, now_ms=0)
+        commits = SinkCommits([])
+        for permit in permits(*range(1, 6)):
+            begin = coordinator.trigger(0)
+            coordinator.on_report(StageReport("orders", permit.checkpoint_id, begin.attempt, 1, cut=1))
+            coordinator.decide(permit.checkpoint_id)
+            coordinator.on_slot_won(permit.checkpoint_id, 0)
+            ended = commits.on_permit(permit, now_ms=0)
+            assert ended is not None
+            coordinator.on_sinks_committed(ended)
 
     @pytest.mark.parametrize("sinks", [[], ["revenue"], ["revenue", "audit"]])
     def test_what_every_sink_has_committed_leaves_nothing_behind(self, sinks: list[str]) -> None:
