@@ -337,7 +337,8 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
 
     @initialize(members=st.lists(st.builds(Member, st.sampled_from(INSTANCES), st.booleans()), min_size=1, max_size=4))
     def start(self, members: list[Member]) -> None:
-        self.members = {member.instance: member for member in members}
+        self.members = dict.fromkeys(member.instance for member in members)
+        self.with_event_time = {member.instance for member in members if member.has_event_time}
         self.quorum = quorum_of(*members)
         self.now_ms = 0
         self.acks: dict[str, Ack] = {}
@@ -368,8 +369,8 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
             assert answer.name.startswith("WRONG_")
         elif instance not in self.members:
             assert answer is AckAnswer.STRANGER
-        elif instance in self.missing:
-            assert answer is AckAnswer.LATE
+        else:
+            assert answer is (AckAnswer.DUPLICATE if instance in self.acks else AckAnswer.LATE)
 
     @property
     def missing(self) -> list[str]:
@@ -397,7 +398,7 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
             lost = "the instance was lost before it acknowledged"
             return Failed(tuple((each, whys.get(each) or lost) for each in self.failed))
         if not self.missing:
-            spoken = [self.acks[each] for each, member in self.members.items() if member.has_event_time]
+            spoken = [self.acks[each] for each in self.with_event_time]
             told = [each.watermark_ms for each in spoken if each.watermark_ms is not None]
             return Reached(min(told) if told and len(told) == len(spoken) else None)
         if self.now_ms >= DEADLINE_MS:
