@@ -387,6 +387,14 @@ class TestSinksAndDrains:
         assert cut.barrier.is_drain
         assert stage.aligner.is_drained
 
+    def test_a_drained_source_is_not_cut_again_unless_the_drain_is_cancelled(self) -> None:
+        stage = Stage()
+        stage.inject(1, DRAIN)
+        with unchanged(stage.aligner), pytest.raises(ProtocolViolation, match="barrier 2 behind the drain 1"):
+            stage.inject(2)
+        stage.cancel(1)
+        assert cuts(stage.inject(2))
+
 
 class TestCancel:
     def test_a_cancel_in_the_channel_abandons_the_checkpoint_opens_the_gates_and_is_forwarded(self) -> None:
@@ -766,6 +774,15 @@ class TestTheBound:
         assert cuts(stage.barrier("a", 3))
         assert stage.aligner.waiting_for(3) == {"b"}
 
+    def test_nor_once_that_one_was_given_up_because_an_input_is_silent(self) -> None:
+        stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
+        stage.barrier("a", 1)
+        stage.segments("b", 4)
+        stage.commit(b=4)
+        assert cuts(stage.barrier("a", 2)) == []
+        stage.cancel(2)
+        assert cuts(stage.barrier("a", 3))
+
     def test_it_says_so_where_the_bound_is_exceeded_once_every_barrier_is_there(self) -> None:
         stage = Stage("a", "b", unaligned="always", max_inflight_bytes=30)
         stage.barrier("a", 1)
@@ -947,6 +964,10 @@ class TestARestoredStage:
         aligner.on_barrier("a", Barrier(8, 8), 0)
         aligner.on_barrier("b", Barrier(8, 8), 0)
         assert captured(aligner.on_time(100)) == [Captured(8, (InFlight("a", 10, 12, 11),))]
+
+    def test_a_position_of_an_unknown_input_is_refused(self) -> None:
+        with pytest.raises(UnknownInput, match="no input 'b'"):
+            Aligner("joined", ["a"], AlignmentConfig(), positions={"a": 1, "b": 3})
 
     def test_barriers_of_before_its_restore_are_stale(self) -> None:
         aligner = self.restored()

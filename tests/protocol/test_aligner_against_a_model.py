@@ -276,6 +276,8 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
             assert sum(found.size_bytes for found in self.in_flight(part)) > self.bound
             self.has_outgrown_bound = True
         if part is not None:
+            if part is self.aligning:
+                self.has_outgrown_bound = False
             part.end = abandoned
 
     @rule(step=STEPS)
@@ -441,6 +443,9 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
             with unchanged(self.aligner):
                 expected = Ignored(None, number, why or IgnoreReason.STALE)
                 assert self.aligner.on_injected(barrier, self.now_ms) == [expected]
+        elif self.drained_by is not None:
+            with unchanged(self.aligner), pytest.raises(ProtocolViolation):
+                self.aligner.on_injected(barrier, self.now_ms)
         elif self.aligning is not None:
             with unchanged(self.aligner), pytest.raises(CheckpointInProgress):
                 self.aligner.on_injected(barrier, self.now_ms)

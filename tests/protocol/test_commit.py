@@ -11,6 +11,8 @@ from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.commit import CommitPermit, RetryPause, SinkCommits, permit_commit
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.coordinator import Coordinator, StageReport
 from tidegate.protocol.decision_log import DecisionLog
 
 PAUSE = RetryPause(first_ms=10, longest_ms=50)
@@ -46,6 +48,12 @@ class TestPermits:
             permit_commit(log, checkpoint_id, 1)
         with pytest.raises(InvariantViolation):
             permit_commit(DecisionLog(), checkpoint_id, 1)
+
+    def test_there_is_no_permit_for_a_checkpoint_that_was_skipped(self) -> None:
+        log = log_with(1, 2)
+        open_generation(log, base=1)
+        with pytest.raises(InvariantViolation):
+            permit_commit(log, 2, 2)
 
     @pytest.mark.parametrize("proof", [None, True, object(), "proof"])
     def test_a_permit_cannot_be_made_by_hand(self, proof: object) -> None:
@@ -135,20 +143,47 @@ class TestSinkCommits:
         with unchanged(commits), pytest.raises(InvariantViolation, match=f"epoch {epoch} permitted out of"):
             commits.on_permit(known[epoch], now_ms=0)
 
-    def test_a_pipeline_without_sinks_has_nothing_to_commit(self) -> None:
+    @pytest.mark.parametrize("sinks", [["revenue"], ["audit", "revenue"], ["revenue", "audit"]])
+    def test_an_epoch_out_of_order_is_refused_also_where_sinks_have_settled(self, sinks: list[str]) -> None:
+        first, second = permits(1, 2)
+        commits = SinkCommits(sinks)
+        commits.on_permit(second, now_ms=0)
+        commits.due(0)
+        commits.on_committed("revenue", 0)
+        with unchanged(commits), pytest.raises(InvariantViolation, match="epoch 1 permitted out of order, after 2"):
+            commits.on_permit(first, now_ms=0)
+
+    def test_where_there_are_sinks_a_permit_ends_nothing(self) -> None:
+        assert SinkCommits(["revenue"]).on_permit(permits(1)[0], now_ms=0) is None
+
+    def test_a_pipeline_without_sinks_has_nothing_to_commit_and_nothing_to_wait_for(self) -> None:
         commits = SinkCommits([])
-        commits.on_permit(permits(1)[0], now_ms=0)
+        assert [commits.on_permit(permit, now_ms=0) for permit in permits(1, 2, 3)] == [1, 2, 3]
         assert commits.due(0) == []
         assert commits.pending == {}
 
+    def test_without_sinks_checkpoints_go_on(self) -> None:
+        coordinator = Coordinator(["orders"], CheckpointConfig(), generation=1, now_ms=0)
+        commits = SinkCommits([])
+        for permit in permits(*range(1, 6)):
+            begin = coordinator.trigger(0)
+            coordinator.on_report(StageReport("orders", permit.checkpoint_id, begin.attempt, 1, cut=1))
+            coordinator.decide(permit.checkpoint_id)
+            coordinator.on_slot_won(permit.checkpoint_id, 0)
+            ended = commits.on_permit(permit, now_ms=0)
+            assert ended is not None
+            coordinator.on_sinks_committed(ended)
+
     @pytest.mark.parametrize("sinks", [[], ["revenue"], ["revenue", "audit"]])
     def test_what_every_sink_has_committed_leaves_nothing_behind(self, sinks: list[str]) -> None:
-        commits = SinkCommits(sinks)
-        for permit in permits(*range(1, 20)):
-            commits.on_permit(permit, now_ms=0)
-            for name, _ in commits.due(0):
-                commits.on_committed(name, 0)
-        assert state_of(commits) == state_of(SinkCommits(sinks))
+        many, one = SinkCommits(sinks), SinkCommits(sinks)
+        *earlier, last = permits(*range(1, 20))
+        for commits, permitted in ((many, [*earlier, last]), (one, [last])):
+            for permit in permitted:
+                commits.on_permit(permit, now_ms=0)
+                for name, _ in commits.due(0):
+                    commits.on_committed(name, 0)
+        assert state_of(many) == state_of(one)
 
 
 class TestFailedCommits:
@@ -194,6 +229,16 @@ class TestFailedCommits:
         commits.due(10)
         commits.on_failed("audit", "denied", 0)
         assert commits.pending == {"revenue": (1, "locked"), "audit": (1, "denied")}
+
+    def test_why_an_epoch_failed_that_was_committed_since_is_not_told_of_the_next(self) -> None:
+        commits = SinkCommits(["revenue"], PAUSE)
+        for permit in permits(1, 2):
+            commits.on_permit(permit, now_ms=0)
+        commits.due(0)
+        commits.on_failed("revenue", "no route", 0)
+        commits.due(10)
+        commits.on_committed("revenue", 10)
+        assert commits.pending == {"revenue": (2, "")}
 
     def test_a_failure_of_one_sink_does_not_delay_another(self) -> None:
         commits = SinkCommits(["revenue", "audit"], PAUSE)

@@ -47,6 +47,11 @@ def test_a_setting_that_is_read_from_a_file_is_checked_too() -> None:
         msgspec.json.decode(b'{"alignment":{"unaligned":"sometimes"}}', type=CheckpointConfig)
 
 
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="unaligned is 'sometimes', not one of never, on_timeout, always"):
+        msgspec.structs.replace(AlignmentConfig(), unaligned="sometimes")
+
+
 def test_a_setting_that_does_not_exist_is_refused() -> None:
     with pytest.raises(msgspec.ValidationError, match="intervall_ms"):
         msgspec.json.decode(b'{"intervall_ms":1}', type=CheckpointConfig)

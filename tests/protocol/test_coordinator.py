@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -148,6 +149,13 @@ class TestTriggers:
         assert leader.wait(99) == []
         assert begun(leader.wait(1)) == [2]
 
+    def test_a_user_who_does_not_wait_for_the_pause_does_not_cut_it_short_for_others(self) -> None:
+        leader = Leader(CheckpointConfig(interval_ms=50, min_pause_ms=80, max_concurrent=2))
+        leader.abort(leader.trigger())
+        leader.trigger()
+        assert leader.wait(79) == []
+        assert begun(leader.wait(1)) == [3]
+
     @pytest.mark.parametrize("most", [1, 2, 3])
     def test_no_more_than_max_concurrent_are_under_way(self, most: int) -> None:
         leader = Leader(CheckpointConfig(interval_ms=100, max_concurrent=most))
@@ -174,6 +182,14 @@ class TestTriggers:
         leader = Leader(CheckpointConfig())
         with unchanged(leader.coordinator), pytest.raises(ProtocolViolation, match="abort it instead"):
             leader.trigger(Flag.CANCEL)
+
+    @pytest.mark.parametrize(
+        ("flags", "why"), [(Flag.DRAIN | Flag.UNALIGNED, "nothing in flight"), (Flag(16), "unknown")]
+    )
+    def test_flags_that_no_barrier_can_have_are_refused(self, flags: Flag, why: str) -> None:
+        leader = Leader(CheckpointConfig())
+        with unchanged(leader.coordinator), pytest.raises(ProtocolViolation, match=why):
+            leader.trigger(flags)
 
     def test_the_first_checkpoint_of_a_pipeline_is_1_of_epoch_1(self) -> None:
         coordinator = Coordinator(STAGES, CheckpointConfig(), generation=1, now_ms=0)
@@ -520,6 +536,11 @@ class TestTolerableFailures:
         actions = leader.wait(10)
         assert actions[1:] == [FailPipeline(1, "checkpoint timed out: no report from orders, paid, revenue")]
 
+    def test_when_the_pipeline_fails_nothing_is_begun(self) -> None:
+        leader = Leader(CheckpointConfig(interval_ms=50, timeout_ms=50, tolerable_failures=0))
+        leader.trigger()
+        assert [type(action) for action in leader.wait(50)] == [Abort, FailPipeline]
+
 
 class TestDrain:
     def test_after_a_drain_was_triggered_nothing_else_is(self) -> None:
@@ -570,6 +591,18 @@ class TestLaggingSinks:
             leader.trigger()
         leader.commit(first)
         assert begun(leader.wait(0)) == [3]
+
+    @pytest.mark.parametrize("most", [1, 2, 3])
+    def test_no_more_than_one_above_max_concurrent_wait_for_them(self, most: int) -> None:
+        leader = Leader(CheckpointConfig(max_concurrent=most))
+        for _ in range(4):
+            begins = []
+            with suppress(CheckpointInProgress):
+                while True:
+                    begins.append(leader.trigger())
+            for begin in begins:
+                leader.complete(begin)
+        assert [each.phase for each in leader.coordinator.history] == [Phase.COMPLETED] * (most + 1)
 
     def test_an_abort_is_not_something_that_sinks_wait_for(self) -> None:
         leader = Leader(CheckpointConfig(tolerable_failures=99))
@@ -632,11 +665,24 @@ class TestSuperseded:
         leader.report(first)
         leader.report(second)
         leader.coordinator.decide(1)
-        leader.coordinator.on_superseded(9, 77)
+        leader.coordinator.on_superseded(9, 77, lost=1)
         assert leader.active() == []
         assert [
             (each.checkpoint_id, each.phase, each.abort_reason, each.ended_ms) for each in leader.coordinator.history
         ] == [(number, Phase.ABORTED, AbortReason.SUPERSEDED, 77) for number in (1, 2, 3)]
+
+    def test_how_one_that_was_being_decided_ended_is_not_made_up(self) -> None:
+        leader = Leader(CheckpointConfig(max_concurrent=2))
+        first, _ = leader.trigger(), leader.trigger()
+        leader.report(first)
+        leader.coordinator.decide(1)
+        # Its slot may have been won, and the newer generation opened from it, before anyone here has heard.
+        leader.coordinator.on_superseded(9, 77)
+        assert leader.active() == []
+        assert [(each.phase, each.abort_reason) for each in leader.coordinator.history] == [
+            (Phase.DECIDING, None),
+            (Phase.ABORTED, AbortReason.SUPERSEDED),
+        ]
 
     def test_what_was_completed_stays_completed(self) -> None:
         leader = Leader(CheckpointConfig())
@@ -654,8 +700,9 @@ class TestSuperseded:
             lambda leader, begin: leader.abort(begin),
             lambda leader, begin: leader.coordinator.decide(begin.barrier.checkpoint_id),
             lambda leader, begin: leader.coordinator.on_slot_won(begin.barrier.checkpoint_id, 0),
+            lambda leader, _: leader.coordinator.on_sinks_committed(1),
         ],
-        ids=["time", "trigger", "report", "decline", "abort", "decide", "slot won"],
+        ids=["time", "trigger", "report", "decline", "abort", "decide", "slot won", "sinks committed"],
     )
     def test_every_call_that_would_go_on_is_answered_with_superseded(
         self, call: Callable[[Leader, Begin], object]

@@ -101,7 +101,6 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
         self.known: list[Known] = []
         self.ended: list[Known] = []
         self.pause_until_ms = 0
-        self.is_pause_cut_short = False
         self.due_ms = INTERVAL_MS
         self.failures = 0
         self.aborts = 0
@@ -138,10 +137,9 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
         assert begin.attempt == self.aborts + 1
         self.known.append(Known(begin, self.now_ms))
         self.due_ms = self.now_ms + INTERVAL_MS
-        self.is_pause_cut_short = self.now_ms < self.pause_until_ms  # by a user who did not wait
 
-    def aborted(self, known: Known, reason: AbortReason, actions: list[Action]) -> None:
-        """The first actions are those of this abort."""
+    def aborted(self, known: Known, reason: AbortReason, actions: list[Action]) -> bool:
+        """The first actions are those of this abort. Tells whether it fails the pipeline."""
         abort = actions.pop(0)
         assert isinstance(abort, Abort)
         assert (abort.barrier, abort.reason) == (known.barrier, reason)
@@ -153,12 +151,13 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
                 failure = actions.pop(0)
                 assert isinstance(failure, FailPipeline)
                 assert failure.failures == self.failures
+                return True
+        return False
 
     def end(self, known: Known, phase: Phase) -> None:
         known.phase = phase
         self.ended.append(known)
         self.pause_until_ms = self.now_ms + self.config.min_pause_ms
-        self.is_pause_cut_short = False
 
     @rule(step=STEPS)
     def something_happens(self, step: Step) -> None:
@@ -170,12 +169,14 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
     def time_passes(self, ms: int) -> None:
         self.now_ms += ms
         actions = self.coordinator.on_time(self.now_ms)
+        has_failed = False
         for known in self.in_phase(Phase.PREPARING, Phase.PREPARED):
             if self.now_ms >= known.deadline_ms:
-                self.aborted(known, AbortReason.TIMED_OUT, actions)
-        if actions:
-            assert self.now_ms >= self.due_ms
-            assert self.now_ms >= self.pause_until_ms or self.is_pause_cut_short
+                has_failed |= self.aborted(known, AbortReason.TIMED_OUT, actions)
+        if has_failed:
+            assert actions == []
+        elif actions:
+            assert self.now_ms >= max(self.due_ms, self.pause_until_ms)
             (begin,) = actions
             assert isinstance(begin, Begin)
             self.begun(begin, Flag.NONE)
@@ -350,7 +351,10 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
             copy.trigger(self.now_ms)
         void = copy.history[len(self.ended) :]
         assert [each.barrier for each in void] == [known.barrier for known in self.active]
-        assert all(each.abort_reason is AbortReason.SUPERSEDED for each in void)
+        for each, known in zip(void, self.active, strict=True):
+            is_deciding = known.phase is Phase.DECIDING
+            assert each.phase is (Phase.DECIDING if is_deciding else Phase.ABORTED)
+            assert each.abort_reason is (None if is_deciding else AbortReason.SUPERSEDED)
 
 
 TestCoordinatorAgainstAModel = CoordinatorAgainstAModel.TestCase

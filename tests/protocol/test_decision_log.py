@@ -110,6 +110,18 @@ BAD: dict[str, tuple[Decision, str]] = {
     ),
 }
 
+# A first record that may not stand there.
+BAD_FIRST: dict[str, Decision] = {
+    "a checkpoint before any generation": completed(1, 5),
+    "a later generation": opened(1, 7),
+    "a generation from a checkpoint": opened(1, 1, base=3),
+    "a generation that retains something": opened(1, 1, retained=(3,)),
+    "below slot 1": opened(-3, 1, log_start=-3),
+    "a generation where the log was trimmed": opened(2, 1, log_start=2),
+    "a checkpoint that does not retain itself": completed(2, 5, retained=(), log_start=2),
+    "a checkpoint that retains what is gone": completed(2, 5, retained=(4, 5), log_start=2),
+}
+
 
 class TestInvariants:
     @pytest.mark.parametrize("following", [NEXT, NEXT_OPENED], ids=["completed", "opened"])
@@ -137,6 +149,15 @@ class TestInvariants:
         record, _ = BAD[name]
         with pytest.raises(DamagedLog, match="slot 4 cannot stand"):
             DecisionLog.from_records([*GOOD, record, opened(5, 2, base=7, retained=(5, 7))])
+
+    @pytest.mark.parametrize("name", BAD_FIRST)
+    def test_the_first_record_is_checked_as_far_as_it_can_be(self, name: str) -> None:
+        with pytest.raises(DamagedLog):
+            DecisionLog.from_records([BAD_FIRST[name]])
+
+    def test_the_first_checkpoint_has_no_parent(self) -> None:
+        with pytest.raises(DamagedLog, match="its parent is 3, but the lineage ends in None"):
+            DecisionLog.from_records([opened(1, 1), completed(2, 5, parent=3)])
 
     @pytest.mark.parametrize("slot", [1, 3, 5])
     def test_slots_follow_one_another(self, slot: int) -> None:
@@ -171,11 +192,19 @@ class TestInvariants:
         log.append(msgspec.structs.replace(NEXT, retained=(9,), log_start=4))
         assert list(log) == [msgspec.structs.replace(NEXT, retained=(9,), log_start=4)]
 
+    def test_a_log_that_starts_behind_its_last_record_is_not_read_as_empty(self) -> None:
+        with pytest.raises(DamagedLog, match="slot 4 of the decision log starts the log at slot 5"):
+            DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT, retained=(9,), log_start=5)])
+
     def test_the_record_of_a_retained_checkpoint_is_not_trimmed(self) -> None:
         log = DecisionLog.from_records(GOOD)
         with unchanged(log), pytest.raises(DamagedLog, match="retains checkpoint 5 but trims its record"):
             log.append(msgspec.structs.replace(NEXT, log_start=3))
         log.append(msgspec.structs.replace(NEXT, log_start=2))
+
+    def test_a_retained_checkpoint_whose_record_was_trimmed_is_noticed_when_the_log_is_read(self) -> None:
+        with pytest.raises(DamagedLog, match="retains checkpoint 5, but its record is missing"):
+            DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT, log_start=3)])
 
 
 class TestProposals:
@@ -236,6 +265,11 @@ class TestProposals:
         with unchanged(log), pytest.raises(Superseded) as caught:
             propose(log, 9, generation=1)
         assert (caught.value.own_generation, caught.value.newer_generation) == (1, 2)
+
+    @pytest.mark.parametrize("log", [DecisionLog(), log_with(5)], ids=["empty", "of generation 1"])
+    def test_a_generation_that_is_not_open_yet_was_not_superseded_by_an_older_one(self, log: DecisionLog) -> None:
+        with unchanged(log), pytest.raises(DamagedLog, match="generation 2 is not open"):
+            propose(log, 9, generation=2)
 
 
 class TestWhatTheLogKnows:
@@ -313,6 +347,14 @@ class TestTrimming:
             assert read.newest == log.newest
             assert read.lineage() == log.lineage()
             assert (read.next_slot, read.last_checkpoint_id, read.last_epoch) == (7, 5, 5)
+
+    def test_a_trimmed_log_reads_also_where_a_lineage_has_left_its_base_behind(self) -> None:
+        log = log_with(5, 7)
+        open_generation(log, base=5)
+        ninth = complete(log, 9, retained=(7, 9))
+        assert ninth.parent == 5
+        assert log.completed(5) is None
+        assert DecisionLog.from_records(log).lineage() == log.lineage() == [ninth]
 
     def test_a_record_that_was_created_in_a_trimmed_slot_is_not_part_of_the_log(self) -> None:
         sleeper = log_with(1)

@@ -129,6 +129,10 @@ class TestSegment:
         assert Segment(1, 0, (SegmentFile("a", 3), SegmentFile("b", 4))).size_bytes == 7
         assert Segment(1, 0, ()).size_bytes == 0
 
+    def test_no_file_has_less_than_nothing_in_it(self) -> None:
+        with pytest.raises(ValueError, match="'a' has -1 bytes"):
+            SegmentFile("a", -1)
+
 
 class TestAMessageIsAValue:
     @pytest.mark.parametrize(
@@ -196,6 +200,7 @@ class TestDecodingIsStrict:
             b'{"type":"barrier","checkpoint_id":1,"epoch":null}',
             b'{"type":"segment","sequence":0,"batch":0,"files":[]}',
             b'{"type":"segment","sequence":1,"batch":0}',
+            b'{"type":"segment","sequence":1,"batch":0,"files":[{"path":"a","size_bytes":-4}]}',
             b'{"type":"watermark","watermark_ms":null}',
         ],
     )
@@ -208,5 +213,10 @@ class TestDecodingIsStrict:
     def test_a_message_that_was_cut_short_is_refused(self, message: Message, data: st.DataObject) -> None:
         encoded = encode(message)
         length = data.draw(st.integers(0, len(encoded) - 1))
-        with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
+        with pytest.raises(msgspec.ValidationError):
             decode(encoded[:length])
+
+    def test_what_is_not_text_is_refused(self) -> None:
+        data = b'{"type":"segment","sequence":1,"batch":0,"files":[{"path":"\xff","size_bytes":4}]}'
+        with pytest.raises(msgspec.ValidationError):
+            decode(data)

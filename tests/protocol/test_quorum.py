@@ -145,6 +145,12 @@ class TestMembership:
         assert [instance for instance, _ in outcome.failures] == ["b"]
         assert "lost before it acknowledged" in outcome.failures[0][1]
 
+    def test_an_ack_of_an_instance_that_was_lost_is_late_and_not_a_duplicate(self) -> None:
+        quorum = quorum_of("a", "b")
+        quorum.on_lost("a")
+        with unchanged(quorum):
+            assert quorum.on_ack(ack("a")) is AckAnswer.LATE
+
     def test_what_a_lost_instance_had_acknowledged_still_counts(self) -> None:
         quorum = quorum_of("a", "b")
         quorum.on_ack(ack("b", 3))
@@ -198,6 +204,12 @@ class TestTheMinimumWatermark:
         quorum.on_ack(ack("a", 9))
         quorum.on_ack(ack("b", watermark_ms))
         assert quorum.on_time(EARLY_MS) == Reached(9)
+
+    def test_a_member_that_is_named_twice_has_event_time_if_it_has_it_once(self) -> None:
+        quorum = quorum_of("a", Member("a", has_event_time=False), "b")
+        quorum.on_ack(ack("a", None))
+        quorum.on_ack(ack("b", 5))
+        assert quorum.on_time(EARLY_MS) == Reached(None)
 
     def test_where_no_instance_has_event_time_there_is_none(self) -> None:
         quorum = quorum_of(Member("a", has_event_time=False))
@@ -283,6 +295,14 @@ class TestAnnouncements:
         with unchanged(reader), pytest.raises(ProtocolViolation, match=f"of generation {generation}"):
             reader.take([foreign])
 
+    def test_one_of_a_foreign_generation_does_not_swallow_the_one_before_it(self) -> None:
+        own = self.announced(1).since(0)
+        foreign = Announcements(GENERATION + 1).announce(AnnouncedPhase.COMMIT, BARRIER, 1)
+        reader = AnnouncementReader(GENERATION)
+        with unchanged(reader), pytest.raises(ProtocolViolation):
+            reader.take([*own, foreign])
+        assert reader.take(own) == list(own)
+
 
 def test_acks_and_announcements_survive_json_with_their_64_bit_numbers() -> None:
     report = StageReport("paid", 2**64 - 1, 1, 3, 4, {"orders": 2**60}, watermark_ms=-1)
@@ -317,7 +337,8 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
 
     @initialize(members=st.lists(st.builds(Member, st.sampled_from(INSTANCES), st.booleans()), min_size=1, max_size=4))
     def start(self, members: list[Member]) -> None:
-        self.members = {member.instance: member for member in members}
+        self.members = dict.fromkeys(member.instance for member in members)
+        self.with_event_time = {member.instance for member in members if member.has_event_time}
         self.quorum = quorum_of(*members)
         self.now_ms = 0
         self.acks: dict[str, Ack] = {}
@@ -348,8 +369,8 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
             assert answer.name.startswith("WRONG_")
         elif instance not in self.members:
             assert answer is AckAnswer.STRANGER
-        elif instance in self.missing:
-            assert answer is AckAnswer.LATE
+        else:
+            assert answer is (AckAnswer.DUPLICATE if instance in self.acks else AckAnswer.LATE)
 
     @property
     def missing(self) -> list[str]:
@@ -377,7 +398,7 @@ class QuorumAgainstAModel(RuleBasedStateMachine):
             lost = "the instance was lost before it acknowledged"
             return Failed(tuple((each, whys.get(each) or lost) for each in self.failed))
         if not self.missing:
-            spoken = [self.acks[each] for each, member in self.members.items() if member.has_event_time]
+            spoken = [self.acks[each] for each in self.with_event_time]
             told = [each.watermark_ms for each in spoken if each.watermark_ms is not None]
             return Reached(min(told) if told and len(told) == len(spoken) else None)
         if self.now_ms >= DEADLINE_MS:

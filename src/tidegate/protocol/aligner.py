@@ -19,8 +19,9 @@ Guarantees:
   it can no longer complete. So does a CANCEL, which is forwarded once.
 - In-flight bytes are bounded: over the bound the stage goes on aligning and says so; a range that outgrows
   the bound while it is recorded abandons the checkpoint, and the next one is cut only when every barrier is
-  there, so that a bound that is too small costs one checkpoint and not all of them.
-- A sink and a DRAIN barrier are never cut unaligned. After a DRAIN cut nothing flows.
+  there, so that a bound that is too small costs one checkpoint and not all of them. Where that one ends uncut,
+  because an input is silent, the one after it does not wait again.
+- A sink and a DRAIN barrier are never cut unaligned. After a DRAIN cut nothing flows and nothing is cut.
 - An input that has ended counts as aligned once its last segment is consumed.
 - A message costs O(1), but for the one that starts, cuts or ends a checkpoint: O(inputs). A commit costs what
   it consumed.
@@ -217,7 +218,10 @@ class Aligner:
         self._stage = stage
         self._config = config
         self._may_cut_unaligned = not is_sink and config.unaligned != "never"
-        self._inputs = {name: _Input(name, (positions or {}).get(name, 0)) for name in inputs}
+        self._inputs = {name: _Input(name, 0) for name in inputs}
+        for name, position in (positions or {}).items():
+            restored = self._input(name)
+            restored.position = restored.last_sequence = position
         self._batch = batch
         self._newest_id = after_checkpoint
         self._cancelled: dict[int, None] = {}
@@ -321,6 +325,10 @@ class Aligner:
             return self._cancel(barrier)
         if (ignored := self._why_ignored(barrier.checkpoint_id)) is not None:
             return [Ignored(None, barrier.checkpoint_id, ignored)]
+        if self._drained_by is not None:
+            raise ProtocolViolation(
+                f"stage {self._stage!r}: barrier {barrier.checkpoint_id} behind the drain {self._drained_by}"
+            )
         if self._aligning is not None:
             raise CheckpointInProgress(
                 f"stage {self._stage!r} is still aligning checkpoint {self._aligning.barrier.checkpoint_id}"
@@ -437,6 +445,7 @@ class Aligner:
         alignment.move(why)
         if alignment is self._aligning:
             self._aligning = None
+            self._outgrew_bound = False
             self._reopen(actions)
         else:
             self._recording.remove(alignment)

@@ -114,18 +114,25 @@ class SinkCommits:
         self._sinks = {name: _Sink() for name in sinks}
         self._pause = RetryPause() if pause is None else pause
         self._uncommitted: dict[int, int] = {}
+        self._last_epoch = 0
 
-    def on_permit(self, permit: CommitPermit, now_ms: int) -> None:
-        """The checkpoint is in the log: every sink has its epoch to commit."""
-        for name, sink in self._sinks.items():
-            if sink.permits and sink.permits[-1].epoch >= permit.epoch:
-                raise InvariantViolation(f"sink {name!r}: epoch {permit.epoch} permitted out of order")
+    def on_permit(self, permit: CommitPermit, now_ms: int) -> int | None:
+        """The checkpoint is in the log: every sink has its epoch to commit.
+
+        Returns the checkpoint's id if there is no sink, so that nothing is left to wait for.
+        """
+        if permit.epoch <= self._last_epoch:
+            raise InvariantViolation(f"epoch {permit.epoch} permitted out of order, after {self._last_epoch}")
+        self._last_epoch = permit.epoch
+        if not self._sinks:
+            return permit.checkpoint_id
+        for sink in self._sinks.values():
             sink.phase = step(TRANSITIONS, sink.phase, SinkEvent.PERMITTED)
             if not sink.permits:
                 sink.due_ms = now_ms
             sink.permits.append(permit)
-        if self._sinks:
-            self._uncommitted[permit.checkpoint_id] = len(self._sinks)
+        self._uncommitted[permit.checkpoint_id] = len(self._sinks)
+        return None
 
     def due(self, now_ms: int) -> list[tuple[str, CommitPermit]]:
         """The commits to call now. Each must be answered with `on_committed` or `on_failed`."""
@@ -143,6 +150,7 @@ class SinkCommits:
         sink.phase = step(TRANSITIONS, sink.phase, event)
         checkpoint_id = sink.permits.popleft().checkpoint_id
         sink.failures = 0
+        sink.why = ""
         sink.due_ms = now_ms
         self._uncommitted[checkpoint_id] -= 1
         if self._uncommitted[checkpoint_id]:
@@ -161,5 +169,5 @@ class SinkCommits:
 
     @property
     def pending(self) -> dict[str, tuple[int, str]]:
-        """Per sink that is behind: the epoch that is due, and why its last try failed."""
+        """Per sink that is behind: the epoch that is due, and why the last try of it failed."""
         return {name: (sink.permits[0].epoch, sink.why) for name, sink in self._sinks.items() if sink.permits}

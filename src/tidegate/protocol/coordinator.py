@@ -7,8 +7,10 @@ Guarantees:
   Duplicates and strangers are refused and change nothing.
 - A timeout is found by `on_time` alone, whoever reports or stays silent. It aborts; nothing waits for ever.
 - From DECIDING on a checkpoint cannot be aborted: its slot in the decision log may have been claimed. Only
-  the log tells how it ended.
+  the log tells how it ended; a coordinator that was superseded before it heard does not guess.
 - Checkpoints are decided in the order of their ids.
+- The pause after a checkpoint that ended is cut short by a user alone, and for that user's checkpoint alone.
+- After `FailPipeline` nothing is begun in the same answer.
 - Sinks that lag hold new checkpoints back: no more than `max_concurrent` + 1 completed ones wait.
 - A superseded coordinator answers every call with `Superseded`.
 """
@@ -223,7 +225,7 @@ class Coordinator:
 
     @property
     def history(self) -> tuple[Checkpoint, ...]:
-        """The last checkpoints that completed or were aborted, oldest first."""
+        """The last checkpoints that are not active any more, in the order in which they ended."""
         return tuple(self._history)
 
     @property
@@ -248,7 +250,8 @@ class Coordinator:
         for checkpoint in tuple(self._active.values()):
             if checkpoint.phase is not Phase.DECIDING and now_ms >= checkpoint.deadline_ms:
                 actions += self._abort(checkpoint, AbortReason.TIMED_OUT, self._who_is_late(checkpoint), now_ms)
-        if self._may_trigger() and now_ms >= self._next_trigger_ms:
+        has_failed = any(isinstance(action, FailPipeline) for action in actions)
+        if not has_failed and self._may_trigger() and now_ms >= self._next_trigger_ms:
             actions.append(self._trigger(Flag.NONE, now_ms))
         return actions
 
@@ -315,17 +318,24 @@ class Coordinator:
         self._failures_in_row = 0
         self._aborts_in_row = 0
 
-    def on_superseded(self, newer_generation: int, now_ms: int) -> None:
-        """A newer generation is in the log: whatever was under way here is void."""
+    def on_superseded(self, newer_generation: int, now_ms: int, *, lost: int | None = None) -> None:
+        """A newer generation is in the log: whatever was under way here is void.
+
+        One that was being decided may be in the log before it, and stays as it is, unless it is `lost`: the log,
+        read after its claim, does not have it.
+        """
         self._superseded_by = newer_generation
         for checkpoint in tuple(self._active.values()):
-            event = Event.SLOT_LOST if checkpoint.phase is Phase.DECIDING else Event.ABORT
-            checkpoint.phase = step(TRANSITIONS, checkpoint.phase, event)
-            checkpoint.abort_reason = AbortReason.SUPERSEDED
+            is_deciding = checkpoint.phase is Phase.DECIDING
+            if not is_deciding or checkpoint.checkpoint_id == lost:
+                event = Event.SLOT_LOST if is_deciding else Event.ABORT
+                checkpoint.phase = step(TRANSITIONS, checkpoint.phase, event)
+                checkpoint.abort_reason = AbortReason.SUPERSEDED
             self._end(checkpoint, now_ms)
 
     def on_sinks_committed(self, checkpoint_id: int) -> None:
         """Every sink shows the checkpoint's epoch."""
+        self._check_not_superseded()
         checkpoint = self._completed.pop(checkpoint_id, None)
         if checkpoint is None:
             raise NoCheckpointInProgress(f"checkpoint {checkpoint_id} does not wait for its sinks")
@@ -353,10 +363,13 @@ class Coordinator:
             raise ProtocolViolation("a checkpoint cannot be triggered as cancelled; abort it instead")
         if not self._config.incremental:
             flags |= Flag.FULL_SNAPSHOT
-        barrier = Barrier(self._next_id, self._next_epoch, int(flags))
+        try:
+            barrier = Barrier(self._next_id, self._next_epoch, int(flags))
+        except ValueError as error:
+            raise ProtocolViolation(f"a checkpoint cannot be triggered like this: {error}") from error
         self._next_id += 1
         self._next_epoch += 1
-        self._next_trigger_ms = now_ms + self._config.interval_ms
+        self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self._config.interval_ms)
         self._draining = self._draining or barrier.is_drain
         attempt = self._aborts_in_row + 1
         deadline_ms = now_ms + self._config.timeout_ms

@@ -106,8 +106,7 @@ class DecisionLog:
 
     def append(self, record: Decision) -> None:
         """Take the record of the next slot. Raises without change if it cannot stand there."""
-        if self._records:
-            self._check_follows(record)
+        self._check_follows(record)
         self._records.append(record)
         if isinstance(record, CheckpointCompleted):
             self._completed[record.checkpoint_id] = record
@@ -202,16 +201,15 @@ class DecisionLog:
         retained: tuple[int, ...],
     ) -> CheckpointCompleted:
         """The record that completes a checkpoint of this generation."""
-        if self.generation != generation:
+        if self.generation > generation:
             raise Superseded(generation, self.generation)
-        parent = None if self._newest is None else self._newest.checkpoint_id
         proposed = CheckpointCompleted(
             self.next_slot,
             claimant,
             generation,
             checkpoint_id,
             epoch,
-            parent,
+            self._end_of_lineage,
             manifest,
             manifest_sha256,
             aligned,
@@ -226,10 +224,23 @@ class DecisionLog:
 
     # -- invariants -------------------------------------------------------------------------------
 
+    @property
+    def _end_of_lineage(self) -> int | None:
+        """The checkpoint that the next one follows, also where its record was trimmed."""
+        if not self._records:
+            return None
+        last = self._records[-1]
+        return last.checkpoint_id if isinstance(last, CheckpointCompleted) else last.base
+
     def _check_follows(self, record: Decision) -> None:
-        if record.slot != self.next_slot:
+        if not self._records and record.slot > 1:
+            wrong = _wrong_first(record)
+        elif record.slot != self.next_slot:
             raise InvariantViolation(f"slot {record.slot} does not follow slot {self.next_slot - 1}")
-        wrong = self._wrong_opening(record) if isinstance(record, GenerationOpened) else self._wrong_completion(record)
+        elif isinstance(record, GenerationOpened):
+            wrong = self._wrong_opening(record)
+        else:
+            wrong = self._wrong_completion(record)
         wrong = wrong or self._wrong_start(record)
         if wrong:
             raise DamagedLog(f"the decision log's slot {record.slot} cannot stand: {wrong}")
@@ -266,10 +277,18 @@ class DecisionLog:
             return "it does not retain itself"
         if not set(record.retained) <= {*self.retained, record.checkpoint_id}:
             return "it retains what was dropped before"
-        parent = None if self._newest is None else self._newest.checkpoint_id
-        if record.parent != parent and parent is not None:
-            return f"its parent is {record.parent}, but the lineage ends in {parent}"
+        if record.parent != self._end_of_lineage:
+            return f"its parent is {record.parent}, but the lineage ends in {self._end_of_lineage}"
         return None
+
+
+def _wrong_first(record: Decision) -> str | None:
+    """What can be told of the first record of a trimmed log: what it follows is gone."""
+    if isinstance(record, GenerationOpened):
+        return "a log is trimmed up to a completed checkpoint"
+    if record.checkpoint_id not in record.retained:
+        return "it does not retain itself"
+    return None
 
 
 class ClaimAnswer(enum.Enum):
@@ -284,7 +303,9 @@ class ClaimAnswer(enum.Enum):
 def judge_claim(proposed: Decision, log: DecisionLog) -> ClaimAnswer:
     """What became of a claim, from the log read *after* the claim was made, however the claim itself ended.
 
-    A store that failed may have written the record nevertheless, a slow one may do it yet. The log tells.
+    A store that failed may have written the record nevertheless, a slow one may do it yet. The log tells, as
+    long as every run claims under a name of its own: that is all that tells its record from another run's that
+    proposes the same.
     """
     found = log.at(proposed.slot)
     if found == proposed:

@@ -96,6 +96,10 @@ class SegmentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
     size_bytes: int
 
+    def __post_init__(self) -> None:
+        if self.size_bytes < 0:
+            raise ValueError(f"file {self.path!r} has {self.size_bytes} bytes")
+
 
 class Segment(msgspec.Struct, frozen=True, tag="segment", forbid_unknown_fields=True):
     """The output of one committed batch, by reference."""
@@ -129,6 +133,9 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Raise `msgspec.ValidationError` on anything that `encode` would not have written."""
-    message: Message = _decoder.decode(data)
+    """Raise `msgspec.ValidationError` on anything that is not a message."""
+    try:
+        message: Message = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise msgspec.ValidationError(str(error)) from error
     return message

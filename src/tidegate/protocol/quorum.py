@@ -9,7 +9,7 @@ Guarantees:
 - An instance that is lost while waiting fails the quorum at once unless it has acknowledged; one that joins
   has no part in it.
 - The minimum watermark is held back by every instance whose watermark is not set yet; an instance that was
-  declared without event time has no say in it.
+  only ever declared without event time has no say in it.
 """
 
 from __future__ import annotations
@@ -167,8 +167,9 @@ class Quorum:
         self._checkpoint_id = barrier.checkpoint_id
         self._attempt = attempt
         self._generation = generation
-        self._members = {member.instance: member for member in members}
-        self._missing = dict.fromkeys(self._members)
+        self._missing = dict.fromkeys(member.instance for member in members)
+        self._members = frozenset(self._missing)
+        self._with_event_time = frozenset(member.instance for member in members if member.has_event_time)
         self._deadline_ms = deadline_ms
         self._watermarks: dict[str, int | None] = {}
         self._failures: dict[str, str] = {}
@@ -212,16 +213,16 @@ class Quorum:
             return AckAnswer.WRONG_ATTEMPT
         if ack.instance not in self._members:
             return AckAnswer.STRANGER
-        if ack.instance not in self._missing:
+        if ack.instance in self._watermarks:
             return AckAnswer.DUPLICATE
-        if self._outcome is not None:
+        if ack.instance not in self._missing or self._outcome is not None:
             return AckAnswer.LATE
         return AckAnswer.ACCEPTED
 
     def _min_watermark_ms(self) -> int | None:
         lowest: int | None = None
         for instance, watermark_ms in self._watermarks.items():
-            if not self._members[instance].has_event_time:
+            if instance not in self._with_event_time:
                 continue
             if watermark_ms is None:
                 return None

@@ -221,9 +221,9 @@ class Generation:
                 stage.injector.inject(barrier)
                 reached(Step.BARRIER_INJECTED)
 
-    def _check_still_open(self, log: DecisionLog) -> None:
+    def _check_still_open(self, log: DecisionLog, *, lost: int | None = None) -> None:
         if log.generation > self.generation:
-            self.coordinator.on_superseded(log.generation, self._now_ms)
+            self.coordinator.on_superseded(log.generation, self._now_ms, lost=lost)
             raise Superseded(self.generation, log.generation)
 
     def _stop_preparing(self, checkpoint_id: int, reason: AbortReason, detail: str) -> None:
@@ -304,7 +304,7 @@ class Generation:
         )
         answer, log = self._decisions.claim(proposed)
         if answer is not ClaimAnswer.WON:
-            self._check_still_open(log)
+            self._check_still_open(log, lost=checkpoint_id)
             raise Superseded(self.generation, log.generation)
         reached(Step.SLOT_CLAIMED)
         self._log.append(proposed)

@@ -354,7 +354,7 @@ class SimulatedLeader:
         )
         answer, log = yield from self._claim(proposed)
         if answer is not ClaimAnswer.WON:
-            self._coordinator.on_superseded(log.generation, self._world.now)
+            self._coordinator.on_superseded(log.generation, self._world.now, lost=checkpoint_id)
             self.stop()
             return
         # What the log holds beyond it is another run's: this one knows of its own part alone.
