@@ -27,6 +27,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
+from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder
 from tidegate.storage.files import link
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.parquet import count_rows, read_footer
@@ -57,8 +58,8 @@ class DeltaTable:
         key: str | Sequence[str] = (),
     ) -> None:
         self._path = Path(path).absolute()
-        self._partition_by = _names(partition_by)
-        self._key = _names(key)
+        self._partition_by = as_names(partition_by)
+        self._key = as_names(key)
 
     def __repr__(self) -> str:
         return f"DeltaTable({str(self._path)!r})"
@@ -80,7 +81,7 @@ class DeltaTable:
         return () if self._key else self._partition_by
 
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
-        return self._path / _STAGING / place.owner / f"{generation:06d}"
+        return generation_folder(self._path / _STAGING / place.owner, generation)
 
     # -- the table itself -------------------------------------------------------------------------
 
@@ -107,10 +108,12 @@ class DeltaTable:
             )
 
     def _check_columns(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
-        for what, names in (("is partitioned by", self._partition_by), ("has the key", self._key)):
-            missing = [name for name in names if name not in schema.names]
-            if missing:
-                raise InvalidPipeline(f"{self.describe()} {what} {missing[0]!r}, which {place.owner} does not have")
+        check_key(self.describe(), self._key, place, schema, output_mode)
+        missing = [name for name in self._partition_by if name not in schema.names]
+        if missing:
+            raise InvalidPipeline(
+                f"{self.describe()} is partitioned by {missing[0]!r}, which {place.owner} does not have"
+            )
         moments = [name for name in self._partition_by if schema[name].dataType.typeName() == "timestamp"]
         if moments:
             # Spark names such a folder in the session's time zone, Delta reads it in UTC.
@@ -120,11 +123,6 @@ class DeltaTable:
         if not set(schema.names) - set(self._partition_by):
             raise InvalidPipeline(
                 f"{self.describe()}: {place.owner} has no column that the table is not partitioned by"
-            )
-        if output_mode == "complete" and not self._key:
-            raise InvalidPipeline(
-                f"{self.describe()}: {place.owner} has output_mode 'complete', which would append the whole result "
-                f"again in each batch; give the table a key, or use output_mode 'update'"
             )
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
@@ -216,11 +214,7 @@ class DeltaTable:
             shutil.rmtree(folder, ignore_errors=True)
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
-        staging = self._path / _STAGING / place.owner
-        if staging.is_dir():
-            for folder in staging.iterdir():
-                if folder.name.isdigit() and int(folder.name) < before_generation:
-                    shutil.rmtree(folder, ignore_errors=True)
+        forget_generations(self._path / _STAGING / place.owner, before_generation)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -268,10 +262,6 @@ def active_files(table: deltalake.DeltaTable) -> list[str]:
     """The files of a table's version, by their path in it."""
     paths = table.get_add_actions(flatten=True).column("path").to_pylist()
     return [unquote(str(path)) for path in paths]
-
-
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:

@@ -9,7 +9,6 @@ function that writes under the epoch's number, or looks for it first, has its ef
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +19,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.sinks.staging import forget_generations, generation_folder
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class ForeachBatch:
         (place.folder / "schema.json").write_text(schema.json(), encoding="utf-8")
 
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
-        return place.folder / f"{generation:06d}"
+        return generation_folder(place.folder, generation)
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         record = self._read(place)
@@ -118,10 +118,7 @@ class ForeachBatch:
         self._function(place.session.read.schema(schema).parquet(*files), epoch)
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
-        if place.folder.is_dir():
-            for folder in place.folder.iterdir():
-                if folder.name.isdigit() and int(folder.name) < before_generation:
-                    shutil.rmtree(folder, ignore_errors=True)
+        forget_generations(place.folder, before_generation)
 
     def _read(self, place: SinkPlace) -> _Record:
         try:

@@ -21,6 +21,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.sinks.staging import as_names, check_key
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ class PostgresTable:
         self._schema = schema or "public"
         self._name = name
         self._dsn = dsn
-        self._key = (key,) if isinstance(key, str) else tuple(key)
+        self._key = as_names(key)
 
     def __repr__(self) -> str:
         return f"PostgresTable({self._schema}.{self._name})"
@@ -87,17 +88,10 @@ class PostgresTable:
 
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
         wanted = {field.name: self._type(place, field.name, field.dataType) for field in schema.fields}
-        missing = [name for name in self._key if name not in wanted]
-        if missing:
-            raise InvalidPipeline(f"{self.describe()} has the key {missing[0]!r}, which {place.owner} does not have")
+        check_key(self.describe(), self._key, place, schema, output_mode)
         reserved = [name for name in wanted if name in (_BATCH, _PART)]
         if reserved:
             raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
-        if output_mode == "complete" and not self._key:
-            raise InvalidPipeline(
-                f"{self.describe()}: {place.owner} has output_mode 'complete', which would append the whole result "
-                f"again in each batch; give the table a key, or use output_mode 'update'"
-            )
         with self._connected() as connection:
             found = self._columns(connection)
             if not found:

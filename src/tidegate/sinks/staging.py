@@ -1,0 +1,43 @@
+"""What sinks of different kinds have in common."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.errors import InvalidPipeline
+from tidegate.sinks.contract import SinkPlace
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructType, output_mode: str) -> None:
+    """Refuse a key that is not there, and complete mode without one. `table` is the sink's, for people."""
+    missing = [name for name in key if name not in schema.names]
+    if missing:
+        raise InvalidPipeline(f"{table} has the key {missing[0]!r}, which {place.owner} does not have")
+    if output_mode == "complete" and not key:
+        raise InvalidPipeline(
+            f"{table}: {place.owner} has output_mode 'complete', which would append the whole result again in each "
+            f"batch; give the table a key, or use output_mode 'update'"
+        )
+
+
+def generation_folder(staging: Path, generation: int) -> Path:
+    """Where a generation stages its files."""
+    return staging / f"{generation:06d}"
+
+
+def forget_generations(staging: Path, before: int) -> None:
+    """Remove what older generations have staged."""
+    if staging.is_dir():
+        for folder in staging.iterdir():
+            if folder.name.isdigit() and int(folder.name) < before:
+                shutil.rmtree(folder, ignore_errors=True)
