@@ -107,6 +107,21 @@ def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
             tg.PostgresTable(name)
 
 
+def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.sinks.postgres._LOCK_SECONDS", 1)
+    sink = tg.PostgresTable("locked", server.dsn)
+    here = place(tmp_path)
+    sink.prepare_table(here, columns())
+    sink.commit(here, permit(1), Committable(0))
+    with psycopg.connect(server.dsn) as hanging:
+        hanging.execute("SELECT * FROM tidegate_epochs FOR UPDATE")
+        with pytest.raises(SinkFailed, match="perhaps of an old run that hangs"):
+            sink.commit(here, permit(2), Committable(1))
+    assert sink.commit(here, permit(2), Committable(1)) is CommitAnswer.COMMITTED
+
+
 # -- credentials --------------------------------------------------------------------------------------
 
 

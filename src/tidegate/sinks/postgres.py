@@ -35,6 +35,7 @@ _STAGING: Final = "tidegate_staging"
 _BATCH: Final = "tidegate_batch"
 _PART: Final = "tidegate_part"
 _CONNECT_SECONDS: Final = 10
+_LOCK_SECONDS: Final = 30
 
 _TYPES: Final = {
     "boolean": "boolean",
@@ -259,7 +260,12 @@ class PostgresTable:
             ) from error
         try:
             with psycopg.connect(self._dsn, **_options(self._dsn)) as connection:
+                _wait_for_locks(connection)
                 yield connection
+        except psycopg.errors.LockNotAvailable:
+            raise SinkFailed(
+                f"{self.describe()} is locked by another transaction, perhaps of an old run that hangs; end it"
+            ) from None
         except psycopg.Error as error:
             raise SinkFailed(f"{self.describe()}: {scrubbed(str(error), self._dsn)}") from None
 
@@ -342,6 +348,11 @@ def _options(dsn: str) -> dict[str, Any]:
     return {} if "connect_timeout" in dsn else {"connect_timeout": _CONNECT_SECONDS}
 
 
+def _wait_for_locks(connection: psycopg.Connection[Any]) -> None:
+    """For a while, not for ever: a run that was stopped in the middle of a transaction holds its locks."""
+    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
+
+
 def _listed(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
@@ -410,6 +421,7 @@ def _copier(
         copied = 0
         try:
             with psycopg.connect(dsn, **_options(dsn)) as connection:
+                _wait_for_locks(connection)
                 connection.execute(
                     "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{staging} {batch} {part}",)
                 )
