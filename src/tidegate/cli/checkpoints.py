@@ -174,20 +174,19 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
         f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "
         f"{as_bytes(manifest.new_bytes)} new of {as_bytes(manifest.total_bytes)}"
     )
-    table = plain_table(
-        ("stage", "kind", "reads"), ("cut at batch", "barrier after", "aligned in", "stored in", "new", "total")
-    )
+    table = plain_table(("stage", "kind"), ("cut at batch", "barrier after", "aligned in", "stored in", "new", "total"))
     table.add_column("watermark (UTC)")
+    table.add_column("reads", overflow="fold")
     for name, shape in manifest.shape.items():
         stage = manifest.stages[name]
         table.add_row(
             name,
             shape.kind,
-            ", ".join(shape.inputs),
             "none yet" if stage.cut is None else str(stage.cut),
             *(as_duration(ms) for ms in (stage.barrier_ms, stage.alignment_ms, stage.snapshot_ms)),
             *(as_bytes(size) for size in (stage.new_bytes, stage.total_bytes)),
             "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
+            ", ".join(shape.inputs),
         )
     out.print(table)
     for name, stage in manifest.stages.items():

@@ -24,7 +24,7 @@ from rich.rule import Rule
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
 from tidegate.cli.tables import run_tables
-from tidegate.cli.text import console, plain_table
+from tidegate.cli.text import plain_table
 from tidegate.spark.remote import read_status
 from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
 from tidegate.storage.paths import RootPaths
@@ -36,7 +36,7 @@ _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
 _FUTURE: Final = timedelta(days=10)
 _WINDOW: Final = timedelta(minutes=1)
 _LEAVE_THE_VIEW: Final = "\x1b[?25h\n"  # a run that was killed has left the cursor hidden, at the end of its table
-_PICTURE_WIDTH: Final = 118
+_PICTURE_WIDTH: Final = 100
 
 # Fonts that would be fetched from elsewhere, where they came from, and a clipping path for every line.
 _NEEDLESS_IN_PICTURES: Final = (
@@ -101,7 +101,7 @@ class _Teller:
     """Speaks to the terminal, and keeps all of it for a picture."""
 
     def __init__(self) -> None:
-        self._screen = console()
+        self._screen = Console(highlight=False)
         self._picture = Console(record=True, file=io.StringIO(), width=_PICTURE_WIDTH, highlight=False)
 
     def say(self, what: RenderableType) -> None:

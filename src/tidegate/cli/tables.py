@@ -14,40 +14,35 @@ _SHOWN_CHECKPOINTS = 5
 
 def run_tables(status: RunStatus) -> Group:
     """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
-    return Group(_stages(status), _last_checkpoints(status))
+    return Group(_stages(status), _in_progress(status), _last_checkpoints(status))
 
 
 def _stages(status: RunStatus) -> Table:
     """One row per stage, with how far each is with the checkpoint in progress."""
-    active = status.in_progress[0] if status.in_progress else None
     title = f"pipeline {status.pipeline}, generation {status.generation}"
-    table = plain_table(("stage",), ("rows/s", "rows written", "batch", "lag"), title=title)
+    table = plain_table(("stage",), ("rows/s", "rows", "batch", "lag"), title=title)
     # Wide enough for all that comes there, so that the table does not jump.
     table.add_column("watermark (UTC)", min_width=19, no_wrap=True)
-    table.add_column(_progress(active), min_width=32)
+    table.add_column("checkpoint", min_width=11, overflow="fold")
+    progress = status.in_progress[0].stages if status.in_progress else {}
     for name, stage in status.stages.items():
         table.add_row(
             name,
             f"{stage.rows_per_s:,.0f}",
             f"{stage.rows:,}",
             "" if stage.batch is None else f"{stage.batch:,}",
-            "" if stage.lag is None else _lag(stage.lag),
+            "" if stage.lag is None else f"{stage.lag:,}",
             "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
-            "" if active is None else _stage_progress(active.stages[name]),
+            _stage_progress(progress.get(name, "")),
         )
     return table
 
 
-def _lag(segments: int) -> str:
-    if segments == 0:
-        return "none"
-    return f"{segments:,} segment" + ("s" if segments > 1 else "")
-
-
-def _progress(active: CheckpointStatus | None) -> str:
-    if active is None:
-        return "no checkpoint in progress"
-    return f"{active.checkpoint} {active.state}, {as_duration(active.duration_ms)}"
+def _in_progress(status: RunStatus) -> Text:
+    if not status.in_progress:
+        return Text("no checkpoint in progress", style="dim")
+    active = status.in_progress[0]
+    return Text(f"{active.checkpoint} in progress for {as_duration(active.duration_ms)}: {active.state}")
 
 
 def _stage_progress(progress: str) -> Text:

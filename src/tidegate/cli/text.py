@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -13,18 +14,22 @@ from rich.table import Table
 
 _UNITS: Final = ("kB", "MB", "GB", "TB")
 _PIPED_WIDTH: Final = 160
+_LEAST_WIDTH: Final = 110
 
 
 def console() -> Console:
-    """For what a command answers. Where nobody looks at it, lines are not broken at the width of a terminal."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+    """For what a command answers, whole: a small terminal breaks its lines rather than hide half of a number."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
+    return Console(highlight=False, width=max(width, _LEAST_WIDTH))
 
 
 def plain_table(left: Sequence[str], right: Sequence[str] = (), *, title: str | None = None) -> Table:
-    """A table with columns of words, then columns of numbers."""
-    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    """A table with columns of words, then columns of numbers, close together: it should fit into a small terminal."""
+    table = Table(
+        box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     for heading in left:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, no_wrap=True)
     for heading in right:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
