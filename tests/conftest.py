@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +10,9 @@ from pyspark.sql import SparkSession
 
 from tests.postgres_server import PostgresServer, find_programs
 from tidegate.spark.session import local_session
+
+# Tests start many JVMs that live for seconds: compiling their code well takes longer than they live.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 
 @pytest.fixture(scope="session")

@@ -65,6 +65,10 @@ class LiveRun:
         self._stop.set()
         self._thread.join()
 
+    def may_read(self, stage: str, name: str) -> bool:
+        """Whether a segment of an input lies before a stage, released by its gate."""
+        return self.pipeline.generation.stages[stage].gates[name].lag == 1
+
     def in_its_thread(self, action: Callable[[], object]) -> None:
         self._at_next_round = action
         wait_until(lambda: self._at_next_round is None)

@@ -68,7 +68,7 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
     with live_run(tmp_path) as run:
         # The stage has not consumed what lies before the barrier, so the first checkpoint stays in progress.
         segment = run.pipeline.played["rows"].run_batch()
-        wait_until(lambda: run.pipeline.generation.stages["middle"].lag == 1)
+        wait_until(lambda: run.may_read("middle", "rows"))
         run.in_its_thread(run.pipeline.generation.trigger)
         wait_until(lambda: bool((status := read_status(RootPaths(run.root))) and status.in_progress))
         with ThreadPoolExecutor(2) as askers:
@@ -79,7 +79,7 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
             assert progress[0]["stages"] == {"rows": "done", "middle": "catching up", "table": "waiting"}
             assert not any(each.done() for each in asked)
             middle = run.pipeline.played["middle"].run_batch(segment)
-            wait_until(lambda: run.pipeline.generation.stages["table"].lag == 1)
+            wait_until(lambda: run.may_read("table", "middle"))
             run.pipeline.played["table"].run_batch(middle)
             answers = [json.loads(each.result().stdout) for each in asked]
         assert {answer["checkpoint"] for answer in answers} <= {"ckpt-000002", "ckpt-000003"}
@@ -88,7 +88,7 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
 def test_a_checkpoint_that_is_aborted_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         run.pipeline.played["rows"].run_batch()  # nobody consumes it: the checkpoint stays in progress
-        wait_until(lambda: run.pipeline.generation.stages["middle"].lag == 1)
+        wait_until(lambda: run.may_read("middle", "rows"))
         with subprocess.Popen(
             [TIDEGATE, "checkpoint", "--root", str(run.root)], stderr=subprocess.PIPE, text=True
         ) as asker:
@@ -112,7 +112,7 @@ def test_a_checkpoint_that_is_aborted_is_an_error_with_the_reason(tmp_path: Path
 def test_an_asker_gives_up_after_its_timeout_and_leaves_nothing_behind(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         run.pipeline.played["rows"].run_batch()
-        wait_until(lambda: run.pipeline.generation.stages["middle"].lag == 1)
+        wait_until(lambda: run.may_read("middle", "rows"))
         done = tidegate("checkpoint", "--root", run.root, "--timeout", "300ms")
         assert done.returncode == 1
         assert "has not completed a checkpoint in 0.3 s" in done.stderr
@@ -148,7 +148,7 @@ def test_a_run_that_ends_while_it_is_asked_answers_first(tmp_path: Path) -> None
     with ThreadPoolExecutor(1) as asker:
         with live_run(tmp_path) as run:
             run.pipeline.played["rows"].run_batch()
-            wait_until(lambda: run.pipeline.generation.stages["middle"].lag == 1)
+            wait_until(lambda: run.may_read("middle", "rows"))
             asked = asker.submit(ask_for_checkpoint, RootPaths(run.root), 60)
             wait_until(lambda: bool(run.pipeline.generation.coordinator.active))
         with pytest.raises(RequestFailed, match="the run has ended"):

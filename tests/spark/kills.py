@@ -22,7 +22,7 @@ from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
-FILES_PER_RUN = 8
+FILES_PER_RUN = 3
 _RUN_SECONDS = 300
 
 

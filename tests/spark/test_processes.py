@@ -35,7 +35,7 @@ def end(process: subprocess.Popen[str]) -> str:
 
 def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_refused(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path)
-    runs.feed(12)
+    runs.feed(8)
     first = runs.start()
     try:
         wait_for_checkpoint(runs, above=2)
@@ -59,7 +59,7 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
 
 def test_a_run_that_was_stopped_and_wakes_up_after_another_took_over_does_no_harm(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path)
-    runs.feed(12)
+    runs.feed(8)
     old = runs.start()
     try:
         newest = wait_for_checkpoint(runs, above=1)
