@@ -149,7 +149,7 @@ def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: 
     Before each run there is more input, so that all of them have something to lose.
     """
     rng = random.Random(seed)
-    plan: list[str | float] = [*steps, *(rng.uniform(3, 14) for _ in range(random_kills))]
+    plan: list[str | float] = [*steps, *(rng.uniform(3, 10) for _ in range(random_kills))]
     rng.shuffle(plan)
     for number, each in enumerate(plan, 1):
         started = time.monotonic()
