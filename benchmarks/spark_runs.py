@@ -262,14 +262,13 @@ class TidegateRun(Run):
     def _run(self) -> None:
         plain_poll = Generation.poll
 
-        def poll(generation: Generation) -> bool:
+        def poll(generation: Generation) -> None:
             if self._stopping:
                 raise _Enough
             began = time.perf_counter()
-            moved = plain_poll(generation)
+            plain_poll(generation)
             self.poll_s += time.perf_counter() - began
             self._look(generation)
-            return moved
 
         try:
             with mock.patch.object(Generation, "poll", poll):

@@ -151,18 +151,16 @@ class Generation:
 
     # -- one round --------------------------------------------------------------------------------
 
-    def poll(self) -> bool:
-        """One round of everything. Tells whether anything moved."""
+    def poll(self) -> None:
+        """One round of everything."""
         self._now_ms = now_ms = monotonic_ms()
-        moved = False
         for stage in self.stages.values():
-            moved |= stage.poll(now_ms)
+            stage.poll(now_ms)
         self._execute(self.coordinator.on_time(now_ms))
         self._watch_quorums()
         self._decide_if_ready()
         self._drive_commits()
         self._forget_read()
-        return moved
 
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():

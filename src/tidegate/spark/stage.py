@@ -185,12 +185,12 @@ class RunningStage:
 
     # -- one round --------------------------------------------------------------------------------
 
-    def poll(self, now_ms: int) -> bool:
-        """Look at what Spark has committed and what inputs hold. Tells whether anything happened."""
+    def poll(self, now_ms: int) -> None:
+        """Look at what Spark has committed and what inputs hold."""
         self._now_ms = now_ms
-        happened = self._take_up_batches(now_ms)
+        self._take_up_batches(now_ms)
         for name in self._channels:
-            happened |= self._read(name, now_ms)
+            self._read(name, now_ms)
         if not self.definition.inputs:
             while (barrier := self.injector.poll()) is not None:
                 self._execute(self.aligner.on_injected(barrier, now_ms))
@@ -198,7 +198,6 @@ class RunningStage:
         for gate in self.gates.values():
             gate.flush()
         self._finish_parts()
-        return happened
 
     def check_query(self) -> None:
         """Raise if the query has failed; notice if it has ended."""
@@ -238,17 +237,14 @@ class RunningStage:
 
     # -- input ------------------------------------------------------------------------------------
 
-    def _read(self, name: str, now_ms: int) -> bool:
+    def _read(self, name: str, now_ms: int) -> None:
         channel = self._channels[name]
-        happened = False
         while self.aligner.is_open(name) and (message := channel.at(self._cursors[name])) is not None:
             self._cursors[name] += 1
-            happened = True
             if isinstance(message, Barrier):
                 self._execute(self.aligner.on_barrier(name, message, now_ms))
             else:
                 self._release(name, message)
-        return happened
 
     def _release(self, name: str, segment: Segment) -> None:
         self._known[name][segment.sequence] = segment
@@ -260,13 +256,12 @@ class RunningStage:
 
     # -- batches ----------------------------------------------------------------------------------
 
-    def _take_up_batches(self, now_ms: int) -> bool:
+    def _take_up_batches(self, now_ms: int) -> None:
         """Take up what Spark has committed since, as far as the stage can be cut behind it.
 
         Where two sources read one input (a join with itself), a segment may arrive between the two looking at the
         gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
         """
-        happened = False
         while is_committed(self._checkpoint, self.batch + len(self._half_consumed) + 1):
             batch = self.batch + len(self._half_consumed) + 1
             offsets = read_offsets(self._checkpoint, batch)
@@ -276,8 +271,6 @@ class RunningStage:
                 for each in taken:
                     self._write(self.batch + 1, each)
                 self._on_batch(offsets, now_ms)
-                happened = True
-        return happened
 
     def _write(self, batch: int, offsets: BatchOffsets) -> None:
         """Hand on what a batch wrote."""
