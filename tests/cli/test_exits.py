@@ -114,3 +114,23 @@ assert tidegate.DeltaTable.__name__ == "DeltaTable"
 assert not hasattr(tidegate, "Nonsense")
 """
     subprocess.run([sys.executable, "-c", program], timeout=60, check=True)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("spark.sql.streaming.pollingDelay=1s", "spark.sql.streaming.pollingDelay is set by Tidegate"),
+        ("driver.memory=4g", "'driver.memory' is no setting of Spark's"),
+        ("secret-without-a-key", "write KEY=VALUE"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused_before_anything_is_made(
+    tmp_path: Path, setting: str, message: str
+) -> None:
+    pipeline = tmp_path / "orders.py"
+    pipeline.write_text("import tidegate as tg\npipeline = tg.Pipeline('orders')\n")
+    done = tidegate("run", str(pipeline), "--root", str(tmp_path / "root"), "--conf", setting)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.replace("│", " ").split())
+    assert "secret" not in done.stderr
+    assert not (tmp_path / "root").exists()

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import START, oracle, run_to_end, stream, table_rows, write_input
-from tidegate.errors import InvalidPipeline
+from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.spark.session import StageSessions, local_session
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -170,3 +170,21 @@ def test_a_table_is_not_partitioned_by_a_moment(tmp_path: Path, spark: SparkSess
     with pytest.raises(InvalidPipeline, match=r"moments/table.*'ts'"):
         run_to_end(pipeline, tmp_path / "root", session)
     assert not (tmp_path / "lake").exists()
+
+
+def test_settings_reach_the_session_that_a_run_makes_for_itself(tmp_path: Path) -> None:
+    program = "import sys, pathlib, tidegate.spark.session as s; "
+    program += "made = s.local_session('odd', pathlib.Path(sys.argv[1]), {'spark.sql.shuffle.partitions': '3', "
+    program += "'spark.master': 'local[1]'}); "
+    program += "print('set:', made.conf.get('spark.sql.shuffle.partitions'), made.sparkContext.master)"
+    command = [sys.executable, "-c", program, str(tmp_path / "spark.log")]
+    environment = {**os.environ, "PYTHONPATH": str(Path(local_session.__code__.co_filename).parents[2])}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert "set: 3 local[1]" in ended.stdout, ended.stderr[-2000:]
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_settings_that_come_too_late_are_refused(tmp_path: Path, spark: SparkSession, given: bool) -> None:
+    with pytest.raises(InvalidConfig, match=r"a Spark session already: spark\.driver\.memory cannot be set"):
+        shop(tmp_path).run(tmp_path / "root", spark if given else None, conf={"spark.driver.memory": "4g"})
+    assert not (tmp_path / "root").exists()

@@ -18,6 +18,10 @@ def run_command(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Start although another run seems alive; that one is superseded.")
     ] = False,
+    conf: Annotated[
+        list[str],
+        typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."),
+    ] = [],  # noqa: B006 - typer copies it
     restarts: Annotated[int, typer.Option(min=0, help="How often to restart after a stage has failed.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
 ) -> None:
@@ -27,7 +31,12 @@ def run_command(
     newest checkpoint, whatever ended it.
 
     Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
+
+    Example: tidegate run orders.py --root state/orders --conf spark.jars=kafka.jar --conf spark.driver.memory=4g
     """
+    settings = [each.partition("=") for each in conf]
+    if not all(key and equals for key, equals, _ in settings):
+        raise typer.BadParameter("write KEY=VALUE, such as spark.driver.memory=4g", param_hint="--conf")
     # Not above: other commands need not wait for these.
     from rich.console import Console
 
@@ -46,4 +55,5 @@ def run_command(
             available_now=available_now,
             take_over=take_over,
             restarts=restarts,
+            conf={key: value for key, _, value in settings},
         )

@@ -33,7 +33,7 @@ from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root
-from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.session import StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import restore_checkpoint
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
@@ -65,6 +65,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take_over: bool = False
     restarts: int = 3
     restart_pause: str = "1s"
+    conf: dict[str, str] = {}
+    """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
 
     def config(self) -> CheckpointConfig:
         return msgspec.structs.replace(
@@ -92,6 +94,7 @@ def run_pipeline(
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed."""
     settings = _settings(options)
+    check_settings(settings.conf, spark)
     definitions = pipeline.validated()
     folder = Path(root).absolute()
     if found := set(str(folder)) & _PATTERN_CHARACTERS:
@@ -102,7 +105,7 @@ def run_pipeline(
     with RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
-            session = local_session(pipeline.name, folder / "spark.log") if spark is None else spark
+            session = spark or local_session(pipeline.name, folder / "spark.log", settings.conf)
             # After the session: PySpark takes Ctrl-C for itself when it starts one.
             with _stopping() as stop:
                 run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop, remote)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -43,10 +43,23 @@ _GATE_READING: Final = {"spark.sql.streaming.fileSource.log.compactInterval": st
 _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
-def local_session(name: str, log: Path) -> SparkSession:
+def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> None:
+    """Refuse settings for a session of our own that would have no effect."""
+    if settings and (given or SparkSession.getActiveSession()) is not None:
+        raise InvalidConfig(
+            f"there is a Spark session already: {min(settings)} cannot be set any more; set it where that one is made"
+        )
+    for key in settings:
+        if not key.startswith("spark."):
+            raise InvalidConfig(f"{key!r} is no setting of Spark's: those start with spark.")
+        if key in _STREAMING or key in _GATE_READING:
+            raise InvalidConfig(f"{key} is set by Tidegate for its stages; leave it out")
+
+
+def local_session(name: str, log: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
 
-    A session that is active already is used as it is: it is not ours to change.
+    `settings` come on top. A session that is active already is used as it is: it is not ours to change.
     """
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -64,6 +77,8 @@ def local_session(name: str, log: Path) -> SparkSession:
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
     )
+    for key, value in (settings or {}).items():
+        builder = builder.config(key, value)
     try:
         with _stderr_to(log):
             return builder.getOrCreate()
