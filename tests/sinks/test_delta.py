@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import deltalake
 import pytest
+from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
     DataType,
@@ -524,3 +526,136 @@ def test_a_commit_that_was_interrupted_after_linking_is_made_again(
     assert table.rows() == []
     assert table.commit(1, files, through=1) is CommitAnswer.COMMITTED
     assert table.ids() == [1, 2]
+
+
+# -- upserts ----------------------------------------------------------------------------------------
+
+
+class MergedWithoutSpark:
+    """What `Upsert` does, for rows of an id and a name: one file, which replaces all."""
+
+    def __init__(self, _session: object, path: Path, _schema: object, files: Sequence[str], *_names: object) -> None:
+        self._path = path
+        self._files = files
+
+    def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
+        old = [self._path / name for name in self._files]
+        new = [Path(file.path) for file in sorted(fresh, key=lambda file: file.batch)]
+        rows = {row["id"]: row for path in (*old, *new) for row in parquet.ParquetFile(path).read().to_pylist()}
+        folder.mkdir(parents=True)
+        parquet.write_table(pyarrow.Table.from_pylist(list(rows.values())), folder / f"part-{uuid.uuid4()}.parquet")
+        return list(self._files)
+
+
+class KeyedTable(Table):
+    """A table with a key, whose merges the tests do without Spark."""
+
+    place = SinkPlace("shop", "orders", Path("unused"), cast("SparkSession", object()))
+
+    def __init__(self, folder: Path, columns: StructType) -> None:
+        self.path = folder
+        self.sink = DeltaTable(folder, key="id")
+        prepare(self.sink, columns)
+
+    def commit(self, epoch: int, files: Sequence[StagedFile], through: int, generation: int = 1) -> CommitAnswer:
+        return self.sink.commit(self.place, permit(epoch, generation), Committable(through, tuple(files)))
+
+    def on_disk(self) -> set[str]:
+        return {path.name for path in self.path.glob("*.parquet")}
+
+    def ever_shown(self) -> set[str]:
+        versions = range(self.version() + 1)
+        found = [deltalake.DeltaTable(self.path, version=each).file_uris() for each in versions]
+        return {Path(uri).name for uris in found for uri in uris}
+
+
+@pytest.fixture
+def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyedTable:
+    monkeypatch.setattr("tidegate.sinks.upsert.Upsert", MergedWithoutSpark)
+    return KeyedTable(tmp_path / "keyed", schema(id=LongType(), name=StringType()))
+
+
+class Landed(Exception):
+    """The transaction is in the log, but whoever made it was told otherwise."""
+
+
+def lose_the_answer(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
+    """Once, right after a transaction was made."""
+    transact = DeltaTable._transact
+
+    def lost(*arguments: Any) -> None:
+        monkeypatch.setattr(DeltaTable, "_transact", transact)
+        transact(*arguments)
+        then()
+
+    monkeypatch.setattr(DeltaTable, "_transact", lost)
+
+
+def test_what_a_commit_showed_whose_answer_was_lost_stays_for_readers_of_its_version(
+    keyed: KeyedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise Landed
+
+    first, second = keyed.stage(0, [1, 2], name=["a", "b"]), keyed.stage(1, [2], name=["B"])
+    lose_the_answer(monkeypatch, lost)
+    with pytest.raises(Landed):
+        keyed.commit(1, [first], through=0)
+    assert keyed.commit(1, [first], through=0) is CommitAnswer.ALREADY
+    assert keyed.commit(2, [first, second], through=1) is CommitAnswer.COMMITTED
+    assert keyed.ids() == [1, 2]
+    assert deltalake.DeltaTable(keyed.path, version=1).to_pyarrow_table().num_rows == 2
+    assert keyed.on_disk() == keyed.ever_shown()
+
+
+def test_a_file_that_another_writer_replaces_right_after_the_commit_stays_for_readers_of_its_version(
+    keyed: KeyedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_the_answer(monkeypatch, lambda: deltalake.DeltaTable(keyed.path).delete("id = 1"))
+    keyed.commit(1, [keyed.stage(0, [1, 2], name=["a", "b"])], through=0)
+    assert keyed.ids() == [2]
+    assert deltalake.DeltaTable(keyed.path, version=1).to_pyarrow_table().num_rows == 2
+
+
+def test_an_old_run_that_wakes_up_leaves_a_newer_runs_attempt_alone(
+    keyed: KeyedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = keyed.stage(0, [1], name=["a"]), keyed.stage(1, [2], name=["b"], generation=2)
+
+    def the_newer_run_attempts() -> None:
+        """It has linked its files, and is about to make its transaction when the old run goes on."""
+        transact = DeltaTable._transact
+
+        def pause(*arguments: Any) -> None:
+            attempted.append(arguments)
+            monkeypatch.setattr(DeltaTable, "_transact", transact)
+            raise Landed
+
+        monkeypatch.setattr(DeltaTable, "_transact", pause)
+        with pytest.raises(Landed):
+            keyed.commit(2, [first, second], through=1, generation=2)
+
+    attempted: list[tuple[Any, ...]] = []
+    lose_the_answer(monkeypatch, the_newer_run_attempts)
+    assert keyed.commit(1, [first], through=0) is CommitAnswer.COMMITTED
+    DeltaTable._transact(*attempted[0])
+    assert keyed.ids() == [1, 2]
+
+
+def test_what_attempts_in_vain_have_linked_is_removed_by_the_commit_that_follows(
+    keyed: KeyedTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    first, second = keyed.stage(0, [1], name=["a"]), keyed.stage(1, [2], name=["b"])
+    for epoch, generation in ((1, 1), (2, 1), (2, 2)):
+        with monkeypatch.context() as killed:
+            killed.setattr(DeltaTable, "_transact", die)
+            with pytest.raises(KeyboardInterrupt):
+                keyed.commit(epoch, [first, second][:epoch], through=epoch - 1, generation=generation)
+    assert len(keyed.on_disk()) == 3
+    assert keyed.commit(2, [first, second], through=1, generation=2) is CommitAnswer.COMMITTED
+    assert keyed.ids() == [1, 2]
+    assert keyed.on_disk() == keyed.ever_shown()
+    assert not list((keyed.path / "_tidegate").rglob("merge-*"))

@@ -157,7 +157,12 @@ class DeltaTable:
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
             if _record(table, place, "fence") > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {_record(table, place, 'fence')}")
-            if _record(table, place, "epoch") >= permit.epoch:
+            epoch = _record(table, place, "epoch")
+            attempts = self._attempts(place, permit.generation) if self._key else []
+            if epoch >= permit.epoch:
+                # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
+                # what was staged is removed.
+                _remove(folder for folder in attempts if _attempted(folder) <= epoch)
                 return CommitAnswer.ALREADY
             # The batch is recorded as its number + 1, because a record starts at 0.
             shown = _record(table, place, "batch")
@@ -168,14 +173,17 @@ class DeltaTable:
                 _transaction(place, "epoch", permit.epoch),
                 _transaction(place, "batch", max(shown, committable.through_batch + 1)),
             ]
+            # Made for this version of the table or an older one, and never shown: once ours has followed on this
+            # version, none of them can.
+            own = self._attempt(place, permit)
+            vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
             try:
                 self._transact(table, self._actions(place, table, permit, fresh), records)
             except CommitFailedError:
                 continue  # another writer of the table was first: look at what it left
-            if self._key:
-                # Nobody else's either can be committed any more: the table has moved on.
-                staging = self._path / _STAGING / place.owner
-                self._forget_attempts(deltalake.DeltaTable(self._path), staging.glob(f"*/{_MERGE}*"))
+            for path in vain:
+                path.unlink(missing_ok=True)
+            _remove([*attempts, own])
             return CommitAnswer.COMMITTED
         raise SinkFailed(f"{self.describe()}: {_COMMIT_TRIES} commits in a row met another writer's")
 
@@ -193,8 +201,10 @@ class DeltaTable:
 
         if place.session is None:
             raise SinkFailed(f"{self.describe()} has a key: it can be committed only while the pipeline runs")
-        folder = self.staging_folder(place, permit.generation) / f"{_MERGE}{permit.epoch}"
-        self._forget_attempts(table, [folder])  # an earlier one of ours, which the table would know of
+        folder = self._attempt(place, permit)
+        for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
+            path.unlink(missing_ok=True)
+        _remove([folder])
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         upsert = Upsert(place.session, self._path, schema, active_files(table), self._key, self._partition_by)
         replaced = upsert.write(fresh, folder)
@@ -204,15 +214,18 @@ class DeltaTable:
             *(self._add(path, staging) for path in sorted(folder.rglob("*.parquet")) if count_rows(path)),
         ]
 
-    def _forget_attempts(self, table: deltalake.DeltaTable, folders: Iterable[Path]) -> None:
-        """Remove what attempts to merge have written, and have linked into the table in vain."""
-        shown = set(active_files(table))
-        for folder in folders:
-            for file in folder.rglob("*.parquet"):
-                name = file.relative_to(folder).as_posix()
-                if name not in shown:
-                    (self._path / name).unlink(missing_ok=True)
-            shutil.rmtree(folder, ignore_errors=True)
+    def _attempt(self, place: SinkPlace, permit: CommitPermit) -> Path:
+        """Where a commit writes what it merges."""
+        return self.staging_folder(place, permit.generation) / f"{_MERGE}{permit.epoch}"
+
+    def _attempts(self, place: SinkPlace, generation: int) -> list[Path]:
+        """Where commits have written what they merged, up to a generation: a newer one's is none of our business."""
+        found = (self._path / _STAGING / place.owner).glob(f"*/{_MERGE}*")
+        return [folder for folder in found if int(folder.parent.name) <= generation]
+
+    def _linked(self, attempts: Iterable[Path]) -> list[Path]:
+        """What attempts have linked into the table, or would have."""
+        return [self._path / file.relative_to(folder) for folder in attempts for file in folder.rglob("*.parquet")]
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
         forget_generations(self._path / _STAGING / place.owner, before_generation)
@@ -263,6 +276,16 @@ def active_files(table: deltalake.DeltaTable) -> list[str]:
     """The files of a table's version, by their path in it."""
     paths = table.get_add_actions(flatten=True).column("path").to_pylist()
     return [unquote(str(path)) for path in paths]
+
+
+def _attempted(folder: Path) -> int:
+    """The epoch of an attempt."""
+    return int(folder.name.removeprefix(_MERGE))
+
+
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:
