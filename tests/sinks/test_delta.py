@@ -30,6 +30,7 @@ from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import delta
 from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.scan import TableFile
 from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
 
@@ -534,9 +535,11 @@ def test_a_commit_that_was_interrupted_after_linking_is_made_again(
 class MergedWithoutSpark:
     """What `Upsert` does, for rows of an id and a name: one file, which replaces all."""
 
-    def __init__(self, _session: object, path: Path, _schema: object, files: Sequence[str], *_names: object) -> None:
+    def __init__(
+        self, _session: object, path: Path, _schema: object, files: Sequence[TableFile], *_names: object
+    ) -> None:
         self._path = path
-        self._files = files
+        self._files = [file.path for file in files]
 
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
         old = [self._path / name for name in self._files]
@@ -544,7 +547,7 @@ class MergedWithoutSpark:
         rows = {row["id"]: row for path in (*old, *new) for row in parquet.ParquetFile(path).read().to_pylist()}
         folder.mkdir(parents=True)
         parquet.write_table(pyarrow.Table.from_pylist(list(rows.values())), folder / f"part-{uuid.uuid4()}.parquet")
-        return list(self._files)
+        return self._files
 
 
 class KeyedTable(Table):

@@ -27,6 +27,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
+from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder
 from tidegate.storage.files import link
 from tidegate.storage.manifest import TableAddress
@@ -270,12 +271,6 @@ class DeltaTable:
             data_change=True,
             stats=_statistics(target),
         )
-
-
-def active_files(table: deltalake.DeltaTable) -> list[str]:
-    """The files of a table's version, by their path in it."""
-    paths = table.get_add_actions(flatten=True).column("path").to_pylist()
-    return [unquote(str(path)) for path in paths]
 
 
 def _attempted(folder: Path) -> int:

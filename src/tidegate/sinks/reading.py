@@ -15,7 +15,7 @@ from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
-from tidegate.sinks.delta import active_files
+from tidegate.sinks.scan import FILE, active_files, scan
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, TableAddress
 
@@ -46,15 +46,15 @@ class TableAt:
         return frame
 
     def to_spark(self, session: SparkSession) -> DataFrame:
-        """Read by Spark itself, from the files of the version; Spark needs no package for Delta."""
+        """Read by Spark itself, from the files of the version."""
         from pyspark.sql.types import StructType
 
         table = self.delta()
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        files = [str(self.path / name) for name in active_files(table)]
+        files = active_files(table)
         if not files:
             return session.createDataFrame([], schema)
-        return session.read.schema(schema).option("basePath", str(self.path)).parquet(*files)
+        return scan(session, self.path, schema, files).drop(FILE)
 
 
 class TablesAt(Mapping[str, TableAt]):

@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import unquote, urlparse
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tidegate.sinks.contract import StagedFile
+from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, quoted, scan
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
-_NAME: Final = "_tidegate_name"
 _BATCH: Final = "_tidegate_batch"
 _ROW: Final = "_tidegate_row"
 _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
@@ -34,11 +33,10 @@ class Upsert:
         session: SparkSession,
         path: Path,
         schema: StructType,
-        files: Sequence[str],
+        files: Sequence[TableFile],
         key: Sequence[str],
         partition_by: Sequence[str],
     ) -> None:
-        """`files`: those of the table, by their path in it."""
         # A session of our own: what must be set for the table is nobody else's business.
         self._session = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
         self._session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
@@ -48,7 +46,7 @@ class Upsert:
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
         self._schema = schema
-        self._files = files
+        self._files = {str(path / file.path): file for file in files}
 
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
         """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces."""
@@ -57,41 +55,39 @@ class Upsert:
             replaced = self._files_with(latest)
             result = latest
             if replaced:
-                rows = self._read(replaced).alias("rows")
+                rows = self._read(replaced).drop(FILE).alias("rows")
                 result = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_anti")
                 result = result.unionByName(latest)
             writing = result.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             writing.partitionBy(*self._partition_by).parquet(str(folder))
-            return replaced
+            return [file.path for file in replaced]
         finally:
             latest.unpersist()
 
     def _latest(self, fresh: Sequence[StagedFile]) -> DataFrame:
         """Of each key, the row of the last batch."""
         batches = self._session.createDataFrame(
-            [(Path(file.path).name, file.batch) for file in fresh], f"{_NAME} string, {_BATCH} long"
+            [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
         )
-        staged = self._session.read.schema(self._schema).parquet(*(file.path for file in fresh))
-        named = staged.withColumn(_NAME, F.element_at(F.split("_metadata.file_path", "/"), -1))
-        newest = F.max_by(F.struct(*(F.col(f"`{name}`") for name in self._schema.names)), F.col(_BATCH)).alias(_ROW)
-        grouped = named.join(F.broadcast(batches), _NAME).groupBy(*(F.col(f"`{name}`") for name in self._key))
+        staged = self._session.read.schema(self._schema).parquet(*(as_pattern(Path(file.path)) for file in fresh))
+        named = staged.withColumn(FILE, F.element_at(F.split(file_of(staged), "/"), -1))
+        newest = F.max_by(F.struct(*(F.col(quoted(name)) for name in self._schema.names)), F.col(_BATCH)).alias(_ROW)
+        grouped = named.join(F.broadcast(batches), FILE).groupBy(*(F.col(quoted(name)) for name in self._key))
         return grouped.agg(newest).select(f"{_ROW}.*")
 
-    def _files_with(self, latest: DataFrame) -> list[str]:
+    def _files_with(self, latest: DataFrame) -> list[TableFile]:
         """The table's files that hold a key of these rows."""
         if not self._files:
             return []
-        rows = self._read(self._files).withColumn(_NAME, F.col("_metadata.file_path")).alias("rows")
+        rows = self._read(list(self._files.values())).alias("rows")
         hit = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_semi")
-        uris = [row[_NAME] for row in hit.select(_NAME).distinct().collect()]
-        return [Path(unquote(urlparse(uri).path)).relative_to(self._path).as_posix() for uri in uris]
+        return [self._files[row[FILE]] for row in hit.select(FILE).distinct().collect()]
 
-    def _read(self, files: Sequence[str]) -> DataFrame:
-        reader = self._session.read.schema(self._schema).option("basePath", str(self._path))
-        return reader.parquet(*(str(self._path / name) for name in files))
+    def _read(self, files: Sequence[TableFile]) -> DataFrame:
+        return scan(self._session, self._path, self._schema, files)
 
     def _same_key(self, left: str, right: str) -> Column:
         condition = F.lit(True)
         for name in self._key:  # null is a key like any other
-            condition = condition & F.col(f"{left}.`{name}`").eqNullSafe(F.col(f"{right}.`{name}`"))
+            condition = condition & F.col(f"{left}.{quoted(name)}").eqNullSafe(F.col(f"{right}.{quoted(name)}"))
         return condition

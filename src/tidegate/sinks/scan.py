@@ -1,0 +1,79 @@
+"""The files of a Delta table, read by Spark, which needs no package for Delta that way.
+
+The value of a partition is what the table's log says, not what the name of a folder says: each writer names folders in
+a way of its own, and Spark reads only its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import deltalake
+import msgspec
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+FILE: Final = "_tidegate_file"
+_KNOWN: Final = "_tidegate_known"
+
+
+class TableFile(msgspec.Struct, frozen=True):
+    """A file of a table's version: its path in the table, and its values of the partition columns."""
+
+    path: str
+    partition: dict[str, Any]
+
+
+def active_files(table: deltalake.DeltaTable) -> list[TableFile]:
+    actions = table.get_add_actions()
+    paths = [unquote(str(path)) for path in actions.column("path").to_pylist()]
+    if not table.metadata().partition_columns:
+        return [TableFile(path, {}) for path in paths]
+    return [TableFile(*each) for each in zip(paths, actions.column("partition").to_pylist(), strict=True)]
+
+
+def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[TableFile]) -> DataFrame:
+    """The rows of some files of a table. Beside the table's columns `FILE` has each row's file, by its whole path."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    by = tuple(files[0].partition)
+    stored = StructType([field for field in schema.fields if field.name not in by])
+    rows = session.read.schema(stored).parquet(*(as_pattern(path / file.path) for file in files))
+    rows = rows.withColumn(FILE, file_of(rows))
+    if by:
+        known = session.createDataFrame(
+            [(str(path / file.path), *(file.partition[name] for name in by)) for file in files],
+            StructType([StructField(_KNOWN, StringType()), *(StructField(name, schema[name].dataType) for name in by)]),
+        )
+        rows = rows.join(F.broadcast(known), F.col(FILE) == F.col(_KNOWN), "left")
+        for name in by:  # rather no answer than a null for a value
+            unknown = F.raise_error(F.concat(F.lit("a file that the table does not have: "), F.col(FILE)))
+            value = F.when(F.col(_KNOWN).isNull(), unknown).otherwise(F.col(quoted(name)))
+            rows = rows.withColumn(name, value)
+    return rows.select(*(F.col(quoted(name)) for name in schema.names), FILE)
+
+
+def as_pattern(path: Path) -> str:
+    """A path as Spark's readers take it: they would expand a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
+
+
+def file_of(rows: DataFrame) -> Column:
+    """The whole path of each row's file, as the file system has it."""
+    from pyspark.sql import functions as F
+
+    uri = rows.metadataColumn("_metadata").getField("file_path")
+    decoded = F.url_decode(F.replace(uri, F.lit("+"), F.lit("%2B")))  # a plus is no blank in a path
+    return F.regexp_replace(decoded, "^file:/+", "/")
+
+
+def quoted(name: str) -> str:
+    """A column's name as Spark reads one, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
