@@ -12,24 +12,31 @@ from typing import Any, cast
 
 import deltalake
 import pytest
+from deltalake.exceptions import CommitFailedError
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
     ArrayType,
+    BinaryType,
     DataType,
+    DayTimeIntervalType,
     DoubleType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
     TimestampType,
     TimeType,
+    VariantType,
+    YearMonthIntervalType,
 )
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import delta
-from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedBatch, StagedFile
 from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import TableFile
 from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
@@ -164,6 +171,122 @@ def test_a_type_that_a_delta_table_cannot_hold_is_refused_with_the_stages_name(t
         Table(tmp_path / "table", schema(id=LongType(), at=TimeType()))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [DayTimeIntervalType(), YearMonthIntervalType(), ArrayType(VariantType())],
+    ids=["days", "months", "variant"],
+)
+def test_a_type_that_readers_of_the_table_do_not_know_is_refused(tmp_path: Path, kind: DataType) -> None:
+    with pytest.raises(InvalidPipeline, match=r"cannot hold 'v' of shop/orders, .*; cast it"):
+        Table(tmp_path / "table", schema(id=LongType(), v=kind))
+
+
+def test_a_partition_column_of_bytes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPipeline, match=r"cannot be partitioned by 'v', which is binary"):
+        Table(tmp_path / "table", schema(id=LongType(), v=BinaryType()), ["v"])
+
+
+def test_a_column_with_a_name_that_tidegate_needs_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidPipeline, match=r"shop/orders has a column '_Tidegate_file', a name that Tidegate needs"):
+        Table(tmp_path / "table", schema(id=LongType(), _Tidegate_file=StringType()))
+
+
+def test_a_map_in_the_key_is_refused(tmp_path: Path) -> None:
+    columns = schema(id=ArrayType(MapType(StringType(), StringType())))
+    with pytest.raises(InvalidPipeline, match=r"cannot have the key 'id' of shop/orders.*maps"):
+        DeltaTable(tmp_path / "table", key="id").check_table(PLACE, columns, "update")
+
+
+def test_a_path_that_goes_back_is_the_one_that_spark_stages_in(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    assert DeltaTable(tmp_path / "job" / ".." / "lake" / "table").path == tmp_path / "lake" / "table"
+
+
+def test_a_path_that_holds_no_table_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SinkFailed, match=r"Delta table .*file is a file; a Delta table is a folder"):
+        Table(tmp_path / "file")
+    with pytest.raises(SinkFailed, match=r"Delta table .*table cannot be created: "):
+        Table(tmp_path / "file" / "table")
+    log = tmp_path / "damaged" / "_delta_log"
+    log.mkdir(parents=True)
+    (log / f"{0:020d}.json").write_text("{no")
+    with pytest.raises(SinkFailed, match=r"Delta table .*damaged cannot be opened: .*"):
+        Table(tmp_path / "damaged")
+
+
+# -- tables that demand what Tidegate does not do ---------------------------------------------------
+
+DEMANDS: dict[str, Callable[[Path], object]] = {
+    "deletionVectors": lambda path: create(path, {"delta.enableDeletionVectors": "true"}),
+    "delta.columnMapping.mode": lambda path: create(path, {"delta.columnMapping.mode": "name"}),
+    "delta.constraints.small": lambda path: create(path).alter.add_constraint({"small": "id < 10"}),
+    "delta.invariants": lambda path: create(
+        path, metadata={"delta.invariants": '{"expression": {"expression": "id < 10"}}'}
+    ),
+}
+
+
+def create(
+    path: Path, configuration: dict[str, str] | None = None, *, nullable: bool = True, **metadata: Any
+) -> deltalake.DeltaTable:
+    columns = StructType([StructField("id", LongType(), nullable, **metadata)])
+    wanted = deltalake.Schema.from_json(columns.json())
+    return deltalake.DeltaTable.create(path, schema=wanted, configuration=configuration, mode="overwrite")
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_a_table_that_demands_what_tidegate_does_not_do_is_refused(tmp_path: Path, demand: str) -> None:
+    DEMANDS[demand](tmp_path / "table")
+    with pytest.raises(SinkFailed, match=rf"Delta table .*table has .*{demand}.*; take it off, or write to a new"):
+        Table(tmp_path / "table")
+
+
+@pytest.mark.parametrize("demand", DEMANDS)
+def test_a_table_that_comes_to_demand_it_is_refused_by_the_next_commit(table: Table, demand: str) -> None:
+    table.commit(1, [table.stage(0, [1])], through=0)
+    DEMANDS[demand](table.path)
+    version = table.version()
+    with pytest.raises(SinkFailed, match=demand):
+        table.commit(2, [table.stage(1, [100])], through=1)
+    assert table.version() == version
+
+
+@pytest.mark.parametrize("demand", ["deletionVectors", "delta.columnMapping.mode"])
+def test_a_table_whose_files_say_only_half_is_not_read_by_spark(tmp_path: Path, demand: str) -> None:
+    DEMANDS[demand](tmp_path / "table")
+    with pytest.raises(SinkFailed, match=rf"has .*{demand}.*, which to_spark cannot read"):
+        TableAt(tmp_path / "table", 0).to_spark(cast("SparkSession", None))
+
+
+@pytest.mark.parametrize("demand", ["delta.appendOnly", "delta.enableChangeDataFeed"])
+def test_a_table_of_which_nothing_can_be_removed_takes_no_key(tmp_path: Path, demand: str) -> None:
+    create(tmp_path / "table", {demand: "true"})
+    Table(tmp_path / "table")
+    with pytest.raises(SinkFailed, match=rf"has the property {demand}"):
+        prepare(DeltaTable(tmp_path / "table", key="id"), IDS)
+
+
+def test_a_column_that_takes_no_null_is_refused_where_the_stage_may_write_one(tmp_path: Path) -> None:
+    create(tmp_path / "table", nullable=False)
+    with pytest.raises(SinkFailed, match=r"takes no null in 'id', but shop/orders may write one"):
+        Table(tmp_path / "table")
+    Table(tmp_path / "table", StructType([StructField("id", LongType(), nullable=False)]))
+
+
+def test_a_commit_that_is_refused_for_another_reason_is_no_conflict(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise CommitFailedError("the log is full\n  0: <unknown>")
+
+    monkeypatch.setattr(deltalake.DeltaTable, "create_write_transaction", refuse)
+    with pytest.raises(SinkFailed, match=r"table cannot be written: the log is full$"):
+        table.commit(1, [table.stage(0, [1])], through=0)
+    with pytest.raises(SinkFailed, match=r"table cannot be written: the log is full$"):
+        table.sink.fence(PLACE, 2)
+
+
 # -- committing -------------------------------------------------------------------------------------
 
 
@@ -270,6 +393,7 @@ def test_a_table_that_is_gone_is_no_empty_table(tmp_path: Path) -> None:
 
 def test_two_stages_may_write_one_table(table: Table) -> None:
     table.commit(1, [table.stage(0, [1])], through=0)
+    table.sink.check_table(RETURNS, IDS, "append")
     path = table.sink.staging_folder(RETURNS, 1) / "part-0.parquet"
     path.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [2]}), path)
@@ -336,6 +460,29 @@ def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
     monkeypatch.undo()
     assert 1 not in table.ids()
     assert table.sink.facts(PLACE) == SinkFacts(0, 0)
+
+
+def test_a_table_that_another_writer_gave_other_columns_is_refused(table: Table) -> None:
+    table.commit(1, [table.stage(0, [1])], through=0)
+    other = pyarrow.table({"id": ["x"], "more": [1.5]})
+    deltalake.write_deltalake(table.path, other, mode="overwrite", schema_mode="overwrite")
+    with pytest.raises(SinkFailed, match=r"has the columns id string, more double, but shop/orders writes id long"):
+        table.commit(2, [table.stage(1, [2])], through=1)
+    assert [row["id"] for row in table.rows()] == ["x"]
+
+
+def test_a_table_that_another_writer_partitioned_is_refused(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table", schema(id=LongType(), key=StringType()))
+    other = pyarrow.table({"id": [1], "key": ["a"]})
+    deltalake.write_deltalake(table.path, other, mode="overwrite", schema_mode="overwrite", partition_by=["key"])
+    with pytest.raises(SinkFailed, match=r"is partitioned by \('key',\), not by nothing"):
+        table.commit(1, [table.stage(0, [2], key=["b"])], through=0)
+    assert table.ids() == [1]
+
+
+def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(table: Table) -> None:
+    with pytest.raises(SinkFailed, match=r"staged for a sink of another kind"):
+        table.sink.commit(PLACE, permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
 
 
 # -- fencing and facts ------------------------------------------------------------------------------
@@ -418,6 +565,16 @@ def test_statistics_of_a_column_of_nulls_have_no_ends(tmp_path: Path) -> None:
     assert table.statistics()["minValues"] == {"id": 1}
 
 
+def test_statistics_of_text_that_is_no_text_are_left_out(tmp_path: Path) -> None:
+    """Kafka's values cast to strings may hold any bytes."""
+    table = Table(tmp_path / "table", schema(id=LongType(), text=StringType()))
+    octets = pyarrow.array([b"\xff\xfe", b"fine"], pyarrow.binary())
+    text = pyarrow.StringArray.from_buffers(2, *octets.buffers()[1:])
+    assert table.commit(1, [table.stage(0, [1, 2], text=text)], through=0) is CommitAnswer.COMMITTED
+    assert table.statistics()["nullCount"] == {"id": 0, "text": 0}
+    assert table.statistics()["minValues"] == {"id": 1}
+
+
 def test_a_reader_that_skips_by_statistics_finds_its_rows(table: Table) -> None:
     table.commit(1, [table.stage(0, [1, 2]), table.stage(1, [10, 11])], through=1)
     found = deltalake.DeltaTable(table.path).to_pyarrow_table(filters=[("id", ">=", 10)])
@@ -460,6 +617,12 @@ def test_a_reader_that_asks_for_a_partition_gets_it_alone(tmp_path: Path) -> Non
     )
     found = deltalake.DeltaTable(table.path).to_pyarrow_table(filters=[("key", "=", "a/b")])
     assert found.to_pylist() == [{"id": 1, "key": "a/b"}]
+
+
+def test_the_name_of_a_partition_column_is_read_back_whatever_it_is(tmp_path: Path) -> None:
+    table = Table(tmp_path / "table", schema(**{"id": LongType(), "a:b": StringType()}), ["a:b"])
+    table.commit(1, [table.stage(0, [1], folder="a%3Ab=x")], through=0)
+    assert table.rows() == [{"id": 1, "a:b": "x"}]
 
 
 def test_partitions_by_several_columns_and_types(tmp_path: Path) -> None:
@@ -586,10 +749,11 @@ def lose_the_answer(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object])
     """Once, right after a transaction was made."""
     transact = DeltaTable._transact
 
-    def lost(*arguments: Any) -> None:
+    def lost(*arguments: Any) -> bool:
         monkeypatch.setattr(DeltaTable, "_transact", transact)
-        transact(*arguments)
+        made = transact(*arguments)
         then()
+        return made
 
     monkeypatch.setattr(DeltaTable, "_transact", lost)
 

@@ -122,7 +122,8 @@ class Sink(Protocol):
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
         """Raise if the table, there or yet to be created, cannot take this. Changes nothing.
 
-        Returns whether the table is there already. Where none has to be created, it is.
+        Returns whether the table is there already. Where none has to be created, it is. In every process this comes
+        before the first `stage` or `commit`; what the table was found to be may be different by then.
         """
         ...
 

@@ -13,31 +13,34 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import deltalake
 from deltalake import CommitProperties, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
+from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
+from tidegate.sinks.features import unwritable
 from tidegate.sinks.scan import active_files
-from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder
+from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder, refuse_foreign
 from tidegate.storage.files import link
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.parquet import count_rows, read_footer
 
 if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import DataType, StructType
 
 _STAGING: Final = "_tidegate"
 _MERGE: Final = "merge-"
+_RESERVED: Final = "_tidegate_"
+"""What the names of our columns beside the table's own start with, when Spark reads it."""
 _COMMIT_TRIES: Final = 5
 _LONGEST_STATISTIC: Final = 64
 
@@ -58,9 +61,11 @@ class DeltaTable:
         *,
         key: str | Sequence[str] = (),
     ) -> None:
-        self._path = Path(path).absolute()
+        self._path = Path(os.path.normpath(Path(path).absolute()))  # without "..", as Spark names what it stages
         self._partition_by = as_names(partition_by)
         self._key = as_names(key)
+        self._wanted: dict[str, deltalake.Schema] = {}
+        """What each owner writes, as it was checked."""
 
     def __repr__(self) -> str:
         return f"DeltaTable({str(self._path)!r})"
@@ -92,14 +97,34 @@ class DeltaTable:
             wanted = deltalake.Schema.from_json(schema.json())
         except Exception as error:
             raise InvalidPipeline(f"{place.owner} has a column that a Delta table cannot hold: {error}") from error
+        self._wanted[place.owner] = wanted
         table = self._open()
         if table is None:
             return False
-        found = table.schema()
+        self._check_found(place, table)
+        return True
+
+    def _check_found(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
+        """Refuse a table that cannot take what this owner writes, whoever made it what it is now."""
+        obstacle = unwritable(table, replaces=bool(self._key))
+        if obstacle is not None:
+            raise SinkFailed(
+                f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
+            )
+        wanted, found = self._wanted.get(place.owner), table.schema()
+        if wanted is None:
+            raise InvariantViolation(f"{self.describe()} was not checked for {place.owner} before its first commit")
         if _columns(found) != _columns(wanted):
             raise SinkFailed(
                 f"{self.describe()} has the columns {_columns(found)}, but {place.owner} writes {_columns(wanted)}; "
                 f"change the stage, or write to a new table"
+            )
+        demanded = {field.name for field in found.fields if not field.nullable}
+        unsure = [field.name for field in wanted.fields if field.nullable and field.name in demanded]
+        if unsure:
+            raise SinkFailed(
+                f"{self.describe()} takes no null in {unsure[0]!r}, but {place.owner} may write one; "
+                f"let the column be null, or write to a new table"
             )
         partitions = tuple(table.metadata().partition_columns)
         if partitions != self._partition_by:
@@ -107,7 +132,6 @@ class DeltaTable:
                 f"{self.describe()} is partitioned by {partitions or 'nothing'}, "
                 f"not by {self._partition_by or 'nothing'}"
             )
-        return True
 
     def _check_columns(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
         check_key(self.describe(), self._key, place, schema, output_mode)
@@ -115,6 +139,26 @@ class DeltaTable:
         if missing:
             raise InvalidPipeline(
                 f"{self.describe()} is partitioned by {missing[0]!r}, which {place.owner} does not have"
+            )
+        reserved = [name for name in schema.names if name.lower().startswith(_RESERVED)]
+        if reserved:
+            raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
+        for field in schema.fields:
+            kinds = {kind.typeName() for kind in _kinds(field.dataType)}
+            if any("interval" in kind or kind == "variant" for kind in kinds):
+                raise InvalidPipeline(
+                    f"{self.describe()} cannot hold {field.name!r} of {place.owner}, "
+                    f"{field.dataType.simpleString()}; cast it"
+                )
+            if field.name in self._key and "map" in kinds:
+                raise InvalidPipeline(
+                    f"{self.describe()} cannot have the key {field.name!r} of {place.owner}: Spark cannot compare maps"
+                )
+        octets = [name for name in self._partition_by if schema[name].dataType.typeName() == "binary"]
+        if octets:
+            raise InvalidPipeline(
+                f"{self.describe()}: {place.owner} cannot be partitioned by {octets[0]!r}, which is binary; "
+                f"take its hexadecimal digits"
             )
         moments = [name for name in self._partition_by if schema[name].dataType.typeName() == "timestamp"]
         if moments:
@@ -129,7 +173,10 @@ class DeltaTable:
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
         wanted = deltalake.Schema.from_json(schema.json())
-        deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
+        try:
+            deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
+        except DeltaError as error:
+            raise SinkFailed(f"{self.describe()} cannot be created: {_first_line(error)}") from error
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         table = self._open()
@@ -142,16 +189,14 @@ class DeltaTable:
             table = self._open()
             if table is None or _record(table, place, "fence") >= generation:
                 return
-            try:
-                self._transact(table, [], [_transaction(place, "fence", generation)])
-            except CommitFailedError:
-                continue  # another writer of the table was first
-            return
+            if self._transact(table, [], [_transaction(place, "fence", generation)]):
+                return
         raise SinkFailed(f"{self.describe()} could not be fenced: {_COMMIT_TRIES} attempts met another writer's")
 
     # -- committing -------------------------------------------------------------------------------
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), place, committable.batches)
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
@@ -170,6 +215,7 @@ class DeltaTable:
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
             if not fresh:
                 return CommitAnswer.COMMITTED  # nothing to show: an idle pipeline makes no versions of its tables
+            self._check_found(place, table)
             records = [
                 _transaction(place, "epoch", permit.epoch),
                 _transaction(place, "batch", max(shown, committable.through_batch + 1)),
@@ -178,10 +224,8 @@ class DeltaTable:
             # version, none of them can.
             own = self._attempt(place, permit)
             vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
-            try:
-                self._transact(table, self._actions(place, table, permit, fresh), records)
-            except CommitFailedError:
-                continue  # another writer of the table was first: look at what it left
+            if not self._transact(table, self._actions(place, table, permit, fresh), records):
+                continue  # look at what the other writer left
             for path in vain:
                 path.unlink(missing_ok=True)
             _remove([*attempts, own])
@@ -234,21 +278,33 @@ class DeltaTable:
     # -- inside -----------------------------------------------------------------------------------
 
     def _open(self) -> deltalake.DeltaTable | None:
+        if self._path.is_file():
+            raise SinkFailed(f"{self.describe()} is a file; a Delta table is a folder")
         try:
             return deltalake.DeltaTable(self._path)
         except TableNotFoundError:
             return None
+        except DeltaError as error:
+            raise SinkFailed(f"{self.describe()} cannot be opened: {_first_line(error)}") from error
 
     def _transact(
         self, table: deltalake.DeltaTable, actions: list[AddAction | RemoveAction], records: list[Transaction]
-    ) -> None:
-        table.create_write_transaction(
-            actions,
-            "append",
-            table.schema(),
-            partition_by=list(self._partition_by),
-            commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0),
-        )
+    ) -> bool:
+        """Make the next version of the table. False: the table has moved on, perhaps by another writer."""
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                partition_by=list(self._partition_by),
+                commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0),
+            )
+        except DeltaError as error:
+            now = self._open()
+            if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
+                return False
+            raise SinkFailed(f"{self.describe()} cannot be written: {_first_line(error)}") from error
+        return True
 
     def _add(self, staged: Path, staging: Path) -> AddAction:
         """Link a staged file into the table, and describe it."""
@@ -259,7 +315,7 @@ class DeltaTable:
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
         values = {
-            name: None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
+            unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
             for name, value in partitions.items()
         }
         status = target.stat()
@@ -296,6 +352,27 @@ def _columns(schema: deltalake.Schema) -> str:
     return ", ".join(f"{field['name']} {json.dumps(field['type']).strip(chr(34))}" for field in fields)
 
 
+def _kinds(kind: DataType) -> Iterator[DataType]:
+    """A type, and all that are nested in it."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    yield kind
+    inner: list[DataType] = []
+    if isinstance(kind, ArrayType):
+        inner = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inner = [kind.keyType, kind.valueType]
+    elif isinstance(kind, StructType):
+        inner = [field.dataType for field in kind.fields]
+    for each in inner:
+        yield from _kinds(each)
+
+
+def _first_line(error: Exception) -> str:
+    """What went wrong, without the traces that delta-rs may add."""
+    return str(error).partition("\n")[0]
+
+
 def _statistics(path: Path) -> str:
     """Row count, and smallest, largest and null count of the columns that a reader can skip files by."""
     metadata = read_footer(path)
@@ -310,7 +387,10 @@ def _statistics(path: Path) -> str:
         if not found or any(each is None or not each.has_null_count for each in found):
             continue
         nulls[column.path] = sum(each.null_count for each in found)
-        ends = [(each.min, each.max) for each in found if each.has_min_max]
+        try:
+            ends = [(each.min, each.max) for each in found if each.has_min_max]
+        except UnicodeDecodeError:
+            continue  # Spark's strings may hold any bytes
         if len(ends) == len(found) and all(_is_plain(end) for pair in ends for end in pair):
             least[column.path] = min(low for low, _ in ends)
             most[column.path] = max(high for _, high in ends)

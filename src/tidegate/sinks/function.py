@@ -19,7 +19,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.staging import forget_generations, generation_folder
+from tidegate.sinks.staging import forget_generations, generation_folder, refuse_foreign
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class ForeachBatch:
             self._write(place, msgspec.structs.replace(record, fence=generation))
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), place, committable.batches)
         record = self._read(place)
         if record.fence > permit.generation:
             raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")

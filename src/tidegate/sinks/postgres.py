@@ -21,7 +21,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.staging import as_names, check_key
+from tidegate.sinks.staging import as_names, check_key, refuse_foreign
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -186,6 +186,7 @@ class PostgresTable:
     # -- committing -------------------------------------------------------------------------------
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), place, committable.files)
         with self._connected() as connection:
             sql = _sql()
             if not self._columns(connection):

@@ -15,6 +15,7 @@ from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
+from tidegate.sinks.features import unreadable
 from tidegate.sinks.scan import FILE, active_files, scan
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, TableAddress
@@ -50,6 +51,9 @@ class TableAt:
         from pyspark.sql.types import StructType
 
         table = self.delta()
+        obstacle = unreadable(table)
+        if obstacle is not None:
+            raise SinkFailed(f"{self} has {obstacle}, which to_spark cannot read; read it with a package for Delta")
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
         files = active_files(table)
         if not files:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.errors import InvalidPipeline
-from tidegate.sinks.contract import SinkPlace
+from tidegate.errors import InvalidPipeline, SinkFailed
+from tidegate.sinks.contract import SinkPlace, StagedBatch, StagedFile
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -27,6 +27,15 @@ def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructTy
         raise InvalidPipeline(
             f"{table}: {place.owner} has output_mode 'complete', which would append the whole result again in each "
             f"batch; give the table a key, or use output_mode 'update'"
+        )
+
+
+def refuse_foreign(table: str, place: SinkPlace, staged: Sequence[StagedFile] | Sequence[StagedBatch]) -> None:
+    """Refuse what a sink of the other kind has staged: this one cannot show it."""
+    if any(each.rows for each in staged):
+        raise SinkFailed(
+            f"{table}: the checkpoint holds rows that {place.owner} has staged for a sink of another kind; "
+            f"take that sink, or start the pipeline on a new root"
         )
 
 
