@@ -90,26 +90,42 @@ class ForeachBatch:
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.batches)
         record = self._read(place)
-        if record.fence > permit.generation:
-            raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
+        self._check_fence(record, permit)
         if record.epoch >= permit.epoch:
             return CommitAnswer.ALREADY
         if record.epoch < record.calling < permit.epoch:
-            record = self._show(place, record, record.calling, record.calling_next_batch, committable)
-        self._show(place, record, permit.epoch, committable.through_batch + 1, committable)
+            record = self._show(place, permit, record, record.calling, record.calling_next_batch, committable)
+        self._show(place, permit, record, permit.epoch, committable.through_batch + 1, committable)
         return CommitAnswer.COMMITTED
 
     def _show(
-        self, place: SinkPlace, record: _Record, epoch: int, next_batch: int, committable: Committable
+        self,
+        place: SinkPlace,
+        permit: CommitPermit,
+        record: _Record,
+        epoch: int,
+        next_batch: int,
+        committable: Committable,
     ) -> _Record:
         next_batch = max(record.next_batch, next_batch)
         fresh = [file.path for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
         if fresh:
-            self._write(place, msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch))
+            calling = msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch)
+            self._note(place, permit, calling)
             self._call(place, fresh, epoch)
-        record = _Record(epoch, next_batch, record.fence)
+        return self._note(place, permit, _Record(epoch, next_batch))
+
+    def _note(self, place: SinkPlace, permit: CommitPermit, record: _Record) -> _Record:
+        """Write a record, unless a fence came since the last one was read: a call may take long."""
+        now = self._read(place)
+        self._check_fence(now, permit)
+        record = msgspec.structs.replace(record, fence=now.fence)
         self._write(place, record)
         return record
+
+    def _check_fence(self, record: _Record, permit: CommitPermit) -> None:
+        if record.fence > permit.generation:
+            raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
 
     def _call(self, place: SinkPlace, files: list[str], epoch: int) -> None:
         from pyspark.sql.types import StructType

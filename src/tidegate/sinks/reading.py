@@ -136,7 +136,8 @@ def _table_at(root: InspectedRoot, sink: str, address: TableAddress, manifest: M
             return deltalake.DeltaTable(path, version=version).transaction_version(f"tidegate/{owner}/{kind}") or 0
         except DeltaError as error:
             name = checkpoint_name(manifest.checkpoint_id)
-            raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read at {name}: {error}") from error
+            reason = str(error).partition("\n")[0]
+            raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read at {name}: {reason}") from error
 
     try:
         newest = deltalake.DeltaTable(path).version()
@@ -149,10 +150,11 @@ def _table_at(root: InspectedRoot, sink: str, address: TableAddress, manifest: M
         lowest, above = 0, newest  # `above` shows a later epoch; `lowest`, when the table was created, none
         while above - lowest > 1:
             middle = (lowest + above) // 2
-            if record("epoch", middle) <= manifest.epoch:
-                lowest = middle
-            else:
-                above = middle
+            try:
+                is_above = record("epoch", middle) > manifest.epoch
+            except SinkFailed:
+                is_above = False  # older than what is left of the table's log
+            lowest, above = (lowest, middle) if is_above else (middle, above)
         version = lowest
     sealed = manifest.stages[sink].committable
     shown = record("batch", version)

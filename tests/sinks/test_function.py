@@ -1,0 +1,47 @@
+"""A function as a sink: what is remembered of its calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tidegate.errors import Fenced, SinkFailed
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.function import ForeachBatch
+from tidegate.testing.sinks import permit
+
+SEALED = Committable(0, (StagedFile(0, "part-0.parquet", 100, 3),))
+
+
+@pytest.mark.parametrize("at_call", [1, 2])
+def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_call: int
+) -> None:
+    place = SinkPlace("shop", "orders", tmp_path)
+    sink = ForeachBatch(print)
+    calls = []
+
+    def call(*_: object) -> None:
+        calls.append(1)
+        if len(calls) == at_call:
+            ForeachBatch(print).fence(place, 2)
+
+    monkeypatch.setattr(sink, "_call", call)
+    for epoch in range(1, at_call):
+        sink.commit(place, permit(epoch), SEALED)
+    sealed = Committable(1, (*SEALED.files, StagedFile(1, "part-1.parquet", 100, 3)))
+    with pytest.raises(Fenced, match="by generation 2"):
+        sink.commit(place, permit(at_call), sealed)
+    assert sink.facts(place) == SinkFacts(at_call - 1, 2)
+    sink.commit(place, permit(at_call, generation=2), sealed)  # the call is made again: at least once
+    assert len(calls) == at_call + 1
+    assert sink.facts(place) == SinkFacts(at_call, 2)
+
+
+def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    with pytest.raises(SinkFailed, match=r"staged for a sink of another kind"):
+        ForeachBatch(print).commit(
+            SinkPlace("shop", "orders", tmp_path), permit(1), Committable(0, (), (StagedBatch(0, 1, 3),))
+        )
