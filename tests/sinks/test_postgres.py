@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import signal
@@ -16,15 +17,18 @@ import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType, TimestampType
 
 import tidegate as tg
 from tests.postgres_server import PostgresServer
 from tests.spark.harness import oracle, run_to_end, stream, write_input
 from tidegate.errors import InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.postgres import scrubbed
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.postgres import _copier, scrubbed
 from tidegate.testing.sinks import SinkRun, columns, permit
+
+pyarrow: Any = importlib.import_module("pyarrow")
 
 pytestmark = [pytest.mark.postgres, pytest.mark.slow]
 
@@ -55,11 +59,13 @@ def place(tmp_path: Path, session: SparkSession | None = None) -> SinkPlace:
 @pytest.mark.spark
 def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession, tmp_path: Path) -> None:
     names = "b boolean, y byte, s short, i int, l long, f float, d double, t string, n decimal(20,4), x binary,"
-    schema = names + " day date, at timestamp, local timestamp_ntz, tags array<string>, more struct<a:int,b:string>"
+    schema = (
+        names + " day date, at timestamp, local timestamp_ntz, tags array<string>, `more``s.` struct<a:int,b:string>"
+    )
     moment = datetime(2026, 3, 29, 1, 30, 0, 123456, tzinfo=UTC)
     full = (True, 1, 2, 3, 2**62, 0.5, 1e300, 'a "b", c\n\\N', Decimal("-1.5000"), b"\x00\xff", date(2026, 1, 2))
     rows = [
-        (*full, moment, moment.replace(tzinfo=None), ["x", "y"], (1, "z")),
+        (*full, moment, moment.replace(tzinfo=None), ["x", "y"], (1, None)),
         tuple([None] * 15),
         (False, 0, 0, 0, 0, float("nan"), float("-inf"), "", Decimal(0), b"", date(1, 1, 1), None, None, [], None),
     ]
@@ -74,7 +80,7 @@ def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession
     sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
     with psycopg.connect(server.dsn) as connection:
         found = connection.execute("SELECT * FROM all_types ORDER BY l NULLS LAST").fetchall()
-    assert found[1] == (*full, moment, moment.replace(tzinfo=None), ["x", "y"], {"a": 1, "b": "z"})
+    assert found[1] == (*full, moment, moment.replace(tzinfo=None), ["x", "y"], {"a": 1, "b": None})
     assert found[2] == tuple([None] * 15)
     assert str(found[0][5]) == "nan"
     assert found[0][6:11] == (float("-inf"), "", Decimal(0), b"", date(1, 1, 1))
@@ -84,7 +90,7 @@ def test_a_table_of_other_columns_or_without_the_key_is_refused(server: Postgres
     with psycopg.connect(server.dsn) as connection:
         connection.execute("CREATE TABLE other (id text)")
         connection.execute("CREATE TABLE keyless (id bigint, value text)")
-        connection.execute("CREATE TABLE keyed (id bigint UNIQUE, value text)")
+        connection.execute("CREATE TABLE keyed (id bigint NOT NULL UNIQUE, value text)")
     here = place(tmp_path)
     with pytest.raises(SinkFailed, match=r"has the columns id text, but shop/orders writes id bigint, value text"):
         tg.PostgresTable("other", server.dsn).check_table(here, columns(), "append")
@@ -98,6 +104,115 @@ def test_a_table_of_other_columns_or_without_the_key_is_refused(server: Postgres
     reserved = StructType([StructField("id", LongType()), StructField("tidegate_batch", StringType())])
     with pytest.raises(InvalidPipeline, match="a name that Tidegate needs"):
         tg.PostgresTable("new", server.dsn).check_table(here, reserved, "append")
+
+
+@pytest.mark.parametrize(
+    ("made", "fits"),
+    [
+        ("CREATE UNIQUE INDEX ON t (value)", False),
+        ("ALTER TABLE t ADD UNIQUE (id)", True),
+        ("ALTER TABLE t ALTER id DROP NOT NULL, ADD UNIQUE (id)", False),
+        ("ALTER TABLE t ALTER id DROP NOT NULL, ADD UNIQUE NULLS NOT DISTINCT (id)", True),
+        ("ALTER TABLE t ADD UNIQUE (id) DEFERRABLE", False),
+        ("CREATE UNIQUE INDEX ON t (id, lower(value))", False),
+        ("CREATE UNIQUE INDEX ON t (id) WHERE value > 'a'", False),
+        ("CREATE UNIQUE INDEX ON t (id) INCLUDE (value)", True),
+    ],
+)
+def test_a_key_needs_an_index_by_which_every_row_is_found(
+    server: PostgresServer, tmp_path: Path, made: str, fits: bool
+) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("CREATE TABLE t (id bigint NOT NULL, value text)")
+        connection.execute(made.encode())
+    sink = tg.PostgresTable("t", server.dsn, key="id")
+    if fits:
+        assert sink.check_table(place(tmp_path), columns(), "update")
+    else:
+        with pytest.raises(SinkFailed, match=r"no primary key or unique index on \(id\).*NOT NULL"):
+            sink.check_table(place(tmp_path), columns(), "update")
+
+
+def test_names_that_the_server_would_cut_off_are_refused(server: PostgresServer, tmp_path: Path) -> None:
+    long = StructType([StructField("ä" * 32, LongType())])
+    with pytest.raises(InvalidPipeline, match=r"would cut 'ä+' off at 63 bytes"):
+        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), long, "append")
+    with pytest.raises(InvalidPipeline, match=r"would cut 't+' off at 63 bytes"):
+        tg.PostgresTable("t" * 64, server.dsn).check_table(place(tmp_path), columns(), "append")
+
+
+class Staged:
+    """A table, and what an executor does for it, without Spark."""
+
+    def __init__(self, server: PostgresServer, folder: Path, name: str, kinds: StructType, key: str = "") -> None:
+        self.sink = tg.PostgresTable(name, server.dsn, key=[key] if key else [])
+        self.server = server
+        self.place = place(folder)
+        self.sink.check_table(self.place, kinds, "update")
+        self.sink.prepare_table(self.place, kinds)
+        self.sink.open_staging(self.place, 1, kinds)
+        self.staging = self.sink._staging(self.place, 1)
+
+    def stage(self, rows: Any) -> int:
+        copy = _copier(self.server.dsn, "public", self.staging, 0, tuple(rows.column_names))
+        return sum(each.column(0)[0].as_py() for each in copy(iter(rows.to_batches())))
+
+    def commit(self, rows: int) -> CommitAnswer:
+        return self.sink.commit(self.place, permit(1), Committable(0, (), (StagedBatch(0, 1, rows),)))
+
+
+@pytest.mark.parametrize("key", ["", "100%s"])
+def test_a_percent_sign_in_a_name_is_no_placeholder(server: PostgresServer, tmp_path: Path, key: str) -> None:
+    kinds = StructType([StructField("100%s", LongType()), StructField("5%", StringType())])
+    table = Staged(server, tmp_path, "sales 5%", kinds, key)
+    assert table.commit(table.stage(pyarrow.table({"100%s": [1], "5%": ["a"]}))) is CommitAnswer.COMMITTED
+    table.sink.fence(table.place, 2)
+    assert table.sink.facts(table.place) == SinkFacts(1, 2)
+    assert rows_of(server, 'SELECT * FROM "sales 5%"') == Counter([(1, "a")])
+
+
+def test_moments_of_former_times_arrive_to_the_second(server: PostgresServer, tmp_path: Path) -> None:
+    """Berlin was 53 minutes and 28 seconds ahead."""
+    table = Staged(server, tmp_path, "moments", StructType([StructField("at", TimestampType())]))
+    moments = [datetime(1850, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=UTC), None]
+    at = pyarrow.array(moments, pyarrow.timestamp("us", "Europe/Berlin"))
+    table.commit(table.stage(pyarrow.table({"at": at})))
+    assert rows_of(server, "SELECT at FROM moments") == Counter((each,) for each in moments)
+
+
+def test_a_year_that_would_arrive_as_another_is_refused(server: PostgresServer, tmp_path: Path) -> None:
+    kinds = StructType([StructField("at", TimestampType()), StructField("day", DateType())])
+    table = Staged(server, tmp_path, "years", kinds)
+    first, last = -719_162, 11_248_737
+
+    def rows(day: int) -> Any:
+        at = pyarrow.array([day * 86_400_000_000], pyarrow.timestamp("us", "UTC"))
+        return pyarrow.table({"at": at, "day": pyarrow.array([day], pyarrow.int32()).cast(pyarrow.date32())})
+
+    for day in (first, last):
+        assert table.stage(rows(day)) == 1
+    assert rows_of(server, f"SELECT extract(year FROM day) FROM {table.staging}") == Counter([(32767,)])
+    for day in (first - 1, last + 1):
+        for name in ("at", "day"):
+            with pytest.raises(RuntimeError, match=rf"column '{name}' holds a year before 1 or after 32767"):
+                table.stage(rows(day).select([name]))
+
+
+def test_rows_that_were_staged_and_are_not_there_are_missed(server: PostgresServer, tmp_path: Path) -> None:
+    table = Staged(server, tmp_path, "missing", columns())
+    staged = table.stage(pyarrow.table({"id": [1, 2, 3], "value": ["a", "b", "c"]}))
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute(f"DELETE FROM {table.staging} WHERE id = 2".encode())
+    with pytest.raises(SinkFailed, match=r"missing: 3 rows were staged in .*, but 2 are there"):
+        table.commit(staged)
+    assert rows_of(server, "SELECT * FROM missing") == Counter()
+    assert table.sink.facts(table.place) == SinkFacts(0, 0)
+
+
+def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(tmp_path: Path) -> None:
+    sealed = Committable(0, (StagedFile(0, "/lake/part-0.parquet", 100, 3),))
+    with pytest.raises(SinkFailed, match=r"PostgreSQL table public.t: .* staged for a sink of another kind"):
+        tg.PostgresTable("t", "host=nowhere").commit(place(tmp_path), permit(1), sealed)
 
 
 def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
@@ -133,6 +248,8 @@ def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
         f"host=127.0.0.1 port=1 password='{SECRET}",  # cannot be read
         f"postgresql://me:{SECRET}@[::1/db",
         f"nonsense={SECRET}",
+        f"postgresql://me:p@{SECRET}@127.0.0.1:1/db",  # @ and / belong escaped
+        f"postgresql://me:p/{SECRET}@127.0.0.1:1/db",
     ],
 )
 def test_no_error_tells_a_password(dsn: str, tmp_path: Path) -> None:
@@ -147,6 +264,7 @@ def test_no_error_tells_a_password(dsn: str, tmp_path: Path) -> None:
 def test_a_message_is_scrubbed_of_the_whole_string_and_of_the_password_alone() -> None:
     dsn = f"host=x password={SECRET}"
     assert scrubbed(f"bad: {dsn}\n  and {SECRET}", dsn) == "bad: *** and ***"
+    assert scrubbed("not p%40ss, nor p@ss", "postgresql://me:p%40ss@host/db") == "not ***, nor ***"
 
 
 # -- another process ----------------------------------------------------------------------------------
@@ -234,7 +352,7 @@ class Disturbed(tg.PostgresTable):
         self._disturb = disturb
         self.commits = 0
 
-    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[int]) -> None:
+    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         super()._move(connection, staging, batches)
         self.commits += 1
         if self.commits == 2:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.staging import as_names, check_key, refuse_foreign
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
+from tidegate.sinks.staging import as_names, check_key, quoted, refuse_foreign
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -36,6 +36,12 @@ _BATCH: Final = "tidegate_batch"
 _PART: Final = "tidegate_part"
 _CONNECT_SECONDS: Final = 10
 _LOCK_SECONDS: Final = 30
+_LONGEST_NAME: Final = 63
+_DAY_US: Final = 86_400_000_000
+_FIRST_DAY: Final = -719_162
+"""1 January of the year 1, in days since 1970."""
+_LAST_DAY: Final = 11_248_737
+"""31 December 32767: a later one is not written as it is."""
 
 _TYPES: Final = {
     "boolean": "boolean",
@@ -90,6 +96,11 @@ class PostgresTable:
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
         wanted = {field.name: self._type(place, field.name, field.dataType) for field in schema.fields}
         check_key(self.describe(), self._key, place, schema, output_mode)
+        long = [name for name in (self._schema, self._name, *wanted) if len(name.encode()) > _LONGEST_NAME]
+        if long:
+            raise InvalidPipeline(
+                f"{place.owner}: PostgreSQL would cut {long[0]!r} off at {_LONGEST_NAME} bytes; take a shorter name"
+            )
         reserved = [name for name in wanted if name in (_BATCH, _PART)]
         if reserved:
             raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
@@ -105,7 +116,8 @@ class PostgresTable:
             if self._key and not self._has_unique_key(connection):
                 raise SinkFailed(
                     f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
-                    f"rows cannot be replaced by their key; create it"
+                    f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
+                    f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
                 )
             return True
 
@@ -139,7 +151,8 @@ class PostgresTable:
         with self._connected() as connection:
             if not self._exists(connection, _EPOCHS):
                 return
-            connection.execute(
+            _execute(
+                connection,
                 _sql()
                 .SQL(
                     "INSERT INTO {0} AS known (pipeline, sink, table_name, fence) VALUES (%s, %s, %s, %s)"
@@ -174,7 +187,8 @@ class PostgresTable:
         staging = self._staging(place, generation)
         with self._connected() as connection:
             # Of an earlier try of the batch, which may have had more partitions.
-            connection.execute(
+            _execute(
+                connection,
                 _sql().SQL("DELETE FROM {} WHERE {} = %s").format(self._table(staging), _sql().Identifier(_BATCH)),
                 (batch,),
             )
@@ -192,7 +206,8 @@ class PostgresTable:
             if not self._columns(connection):
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
             # The lock on this row makes commits and fences of one sink come one after the other.
-            connection.execute(
+            _execute(
+                connection,
                 sql.SQL(
                     "INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
                 ).format(self._table(_EPOCHS)),
@@ -206,9 +221,10 @@ class PostgresTable:
                 return CommitAnswer.ALREADY
             fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
             for generation in sorted({each.generation for each in fresh}):
-                numbers = [each.batch for each in fresh if each.generation == generation]
-                self._move(connection, self._staging(place, generation), numbers)
-            connection.execute(
+                batches = [each for each in fresh if each.generation == generation]
+                self._move(connection, self._staging(place, generation), batches)
+            _execute(
+                connection,
                 sql.SQL(
                     "UPDATE {} SET generation = %s, epoch = %s, next_batch = greatest(next_batch, %s),"
                     " committed_at = now() WHERE pipeline = %s AND sink = %s AND table_name = %s"
@@ -217,14 +233,15 @@ class PostgresTable:
             )
         return CommitAnswer.COMMITTED
 
-    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[int]) -> None:
+    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         sql = _sql()
+        numbers = [each.batch for each in batches]
         names = [name for name in self._columns(connection, staging) if name not in (_BATCH, _PART)]
         columns = _comma(map(sql.Identifier, names))
         insert = sql.SQL("INSERT INTO {} ({}) ").format(self._table(), columns)
         staged = sql.SQL(" FROM {} WHERE {} = ANY(%s)").format(self._table(staging), sql.Identifier(_BATCH))
         if not self._key:
-            connection.execute(insert + sql.SQL("SELECT {}").format(columns) + staged, (batches,))
+            _execute(connection, insert + sql.SQL("SELECT {}").format(columns) + staged, (numbers,))
         else:
             key = _comma(map(sql.Identifier, self._key))
             others = [name for name in names if name not in self._key]
@@ -233,8 +250,14 @@ class PostgresTable:
             order = sql.SQL(" ORDER BY {}, {} DESC").format(key, sql.Identifier(_BATCH))
             then = sql.SQL("UPDATE SET {}").format(change) if others else sql.SQL("NOTHING")
             conflict = sql.SQL(" ON CONFLICT ({}) DO ").format(key)
-            connection.execute(insert + newest + staged + order + conflict + then, (batches,))
-        connection.execute(sql.SQL("DELETE") + staged, (batches,))
+            _execute(connection, insert + newest + staged + order + conflict + then, (numbers,))
+        found = _execute(connection, sql.SQL("DELETE") + staged, (numbers,)).rowcount
+        expected = sum(each.rows for each in batches)
+        if found != expected:
+            raise SinkFailed(
+                f"{self.describe()}: {expected} rows were staged in {self._schema}.{staging}, but {found} are there, "
+                f"so nothing was committed; restore them, or start the pipeline on a new root"
+            )
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
         sql = _sql()
@@ -298,10 +321,13 @@ class PostgresTable:
         return dict(found)
 
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
+        # Servers before 15 do not know indnullsnotdistinct.
         found = connection.execute(
-            "SELECT array_agg(attname::text) FROM pg_index"
-            " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey)"
-            " WHERE indrelid = to_regclass(%s) AND indisunique AND indpred IS NULL GROUP BY indexrelid",
+            "SELECT array_agg(attname::text) FROM pg_index AS known"
+            " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey[0:indnkeyatts - 1])"
+            " WHERE indrelid = to_regclass(%s) AND indisunique AND indimmediate AND indisvalid"
+            " AND indexprs IS NULL AND indpred IS NULL GROUP BY indexrelid"
+            " HAVING bool_and(attnotnull OR coalesce((to_jsonb(known) ->> 'indnullsnotdistinct')::boolean, false))",
             (self._table().as_string(connection),),
         ).fetchall()
         return any(set(names) == set(self._key) for (names,) in found)
@@ -310,7 +336,8 @@ class PostgresTable:
         self, connection: psycopg.Connection[Any], place: SinkPlace, *, for_update: bool = False
     ) -> _Record | None:
         query = "SELECT epoch, fence, next_batch FROM {} WHERE pipeline = %s AND sink = %s AND table_name = %s"
-        found = connection.execute(
+        found = _execute(
+            connection,
             _sql().SQL(query + (" FOR UPDATE" if for_update else "")).format(self._table(_EPOCHS)),
             self._owner(place),
         ).fetchone()
@@ -338,6 +365,19 @@ def _sql() -> Any:
     from psycopg import sql
 
     return sql
+
+
+def _execute(connection: psycopg.Connection[Any], query: Composed, parameters: Sequence[object]) -> psycopg.Cursor[Any]:
+    """With parameters a % in a name would be taken for a placeholder."""
+    return connection.execute(_sql().SQL(_with_placeholders(query)), parameters)
+
+
+def _with_placeholders(part: Any) -> str:
+    sql = _sql()
+    if isinstance(part, sql.Composed):
+        return "".join(map(_with_placeholders, part))
+    text: str = part.as_string()
+    return text.replace("%", "%%") if isinstance(part, sql.Identifier) else text
 
 
 def _comma(parts: Any) -> Composed:
@@ -375,9 +415,14 @@ def scrubbed(text: str, dsn: str) -> str:
     secrets = {dsn}
     try:
         found = conninfo.conninfo_to_dict(dsn)
-        secrets |= {str(found[name]) for name in ("password", "sslpassword", "passfile") if found.get(name)}
     except Exception:
         return "the connection string cannot be read (it is not shown here)"
+    secrets |= {str(found[name]) for name in ("password", "sslpassword", "passfile") if found.get(name)}
+    if "://" in dsn:
+        # A password that is not written as URLs have it ends early, and its rest is taken for something else.
+        if any("@" in str(found.get(name, "")) for name in ("host", "port", "dbname")):
+            return "the password in the connection string has an @ or a /; write %40 or %2F (it is not shown here)"
+        secrets.add(dsn.partition("://")[2].rpartition("@")[0].partition(":")[2])
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return " ".join(text.split())
@@ -391,18 +436,21 @@ def _pyarrow() -> Any:
 
 
 def _copyable(frame: DataFrame) -> list[Column]:
-    """The columns as values that CSV can hold: JSON for what is nested, hexadecimal digits for bytes."""
+    """The columns as values that CSV can hold: JSON for what is nested, hexadecimal digits for bytes.
+
+    By plain names, because `mapInArrow` reads them as expressions.
+    """
     from pyspark.sql import functions as F
 
     columns: list[Column] = []
     for field in frame.schema.fields:
-        column = F.col(f"`{field.name}`")
+        column = F.col(quoted(field.name))
         kind = field.dataType.typeName()
         if kind in ("array", "map", "struct"):
-            column = F.to_json(column)
+            column = F.to_json(column, {"ignoreNullFields": "false"})
         elif kind == "binary":
             column = F.concat(F.lit("\\x"), F.hex(column))
-        columns.append(column.alias(field.name))
+        columns.append(column.alias(f"c{len(columns)}"))
     return columns
 
 
@@ -427,7 +475,8 @@ def _copier(
                 connection.execute(
                     "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{staging} {batch} {part}",)
                 )
-                connection.execute(
+                _execute(
+                    connection,
                     sql.SQL("DELETE FROM {} WHERE {} = %s AND {} = %s").format(
                         table, sql.Identifier(_BATCH), sql.Identifier(_PART)
                     ),
@@ -437,18 +486,36 @@ def _copier(
                 with connection.cursor() as cursor, cursor.copy(statement) as into:
                     for each in batches:
                         if each.num_rows:
-                            into.write(_as_csv(each, batch, part))
+                            into.write(_as_csv(each.rename_columns(list(names)), batch, part))
                             copied += each.num_rows
-        except psycopg.Error as error:
+        except (psycopg.Error, ValueError) as error:
             raise RuntimeError(f"could not copy into {schema}.{staging}: {scrubbed(str(error), dsn)}") from None
         yield _pyarrow().RecordBatch.from_pydict({"copied": [copied]})
 
     return copy
 
 
+def _writable(rows: Any) -> Any:
+    """Moments in UTC: offsets of former times have seconds, which CSV has no place for. And no year that it garbles."""
+    pyarrow, compute = _pyarrow(), importlib.import_module("pyarrow.compute")
+    for index, field in enumerate(rows.schema):
+        if pyarrow.types.is_timestamp(field.type):
+            zone = None if field.type.tz is None else "UTC"
+            rows = rows.set_column(index, field.name, rows.column(index).cast(pyarrow.timestamp("us", zone)))
+            number, per_day = pyarrow.int64(), _DAY_US
+        elif pyarrow.types.is_date32(field.type):
+            number, per_day = pyarrow.int32(), 1
+        else:
+            continue
+        ends = compute.min_max(rows.column(index).cast(number)).as_py()
+        if any(end is not None and not _FIRST_DAY <= end // per_day <= _LAST_DAY for end in ends.values()):
+            raise ValueError(f"column {field.name!r} holds a year before 1 or after 32767, which cannot be copied")
+    return rows
+
+
 def _as_csv(rows: Any, batch: int, part: int) -> bytes:
     pyarrow, csv = _pyarrow(), importlib.import_module("pyarrow.csv")
-    table = pyarrow.Table.from_batches([rows])
+    table = pyarrow.Table.from_batches([_writable(rows)])
     count = table.num_rows
     table = table.append_column(_BATCH, pyarrow.repeat(pyarrow.scalar(batch, pyarrow.int64()), count))
     table = table.append_column(_PART, pyarrow.repeat(pyarrow.scalar(part, pyarrow.int32()), count))

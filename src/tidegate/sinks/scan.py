@@ -15,6 +15,8 @@ from urllib.parse import unquote
 import deltalake
 import msgspec
 
+from tidegate.sinks.staging import quoted
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
@@ -72,8 +74,3 @@ def file_of(rows: DataFrame) -> Column:
     uri = rows.metadataColumn("_metadata").getField("file_path")
     decoded = F.url_decode(F.replace(uri, F.lit("+"), F.lit("%2B")))  # a plus is no blank in a path
     return F.regexp_replace(decoded, "^file:/+", "/")
-
-
-def quoted(name: str) -> str:
-    """A column's name as Spark reads one, whatever it holds."""
-    return "`" + name.replace("`", "``") + "`"

@@ -18,6 +18,11 @@ def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def quoted(name: str) -> str:
+    """A column's name as Spark reads one, whatever it holds."""
+    return "`" + name.replace("`", "``") + "`"
+
+
 def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructType, output_mode: str) -> None:
     """Refuse a key that is not there, and complete mode without one. `table` is the sink's, for people."""
     missing = [name for name in key if name not in schema.names]

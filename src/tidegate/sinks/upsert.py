@@ -15,7 +15,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tidegate.sinks.contract import StagedFile
-from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, quoted, scan
+from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, scan
+from tidegate.sinks.staging import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
