@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import deltalake
 import msgspec
@@ -41,7 +41,7 @@ def active_files(table: deltalake.DeltaTable) -> list[TableFile]:
 
 
 def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[TableFile]) -> DataFrame:
-    """The rows of some files of a table. Beside the table's columns `FILE` has each row's file, by its whole path."""
+    """The rows of some files of a table. Beside the table's columns `FILE` has each row's file, see `path_of`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
@@ -50,8 +50,10 @@ def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[
     rows = session.read.schema(stored).parquet(*(as_pattern(path / file.path) for file in files))
     rows = rows.withColumn(FILE, file_of(rows))
     if by:
+        values = {str(path / file.path): [file.partition[name] for name in by] for file in files}
         known = session.createDataFrame(
-            [(str(path / file.path), *(file.partition[name] for name in by)) for file in files],
+            # `FILE` has the same address with fewer slashes.
+            [(f"file:{urlsplit(uri).path}", *values[path_of(uri)]) for uri in rows.inputFiles()],
             StructType([StructField(_KNOWN, StringType()), *(StructField(name, schema[name].dataType) for name in by)]),
         )
         rows = rows.join(F.broadcast(known), F.col(FILE) == F.col(_KNOWN), "left")
@@ -68,9 +70,10 @@ def as_pattern(path: Path) -> str:
 
 
 def file_of(rows: DataFrame) -> Column:
-    """The whole path of each row's file, as the file system has it."""
-    from pyspark.sql import functions as F
+    """The address of each row's file."""
+    return rows.metadataColumn("_metadata").getField("file_path")
 
-    uri = rows.metadataColumn("_metadata").getField("file_path")
-    decoded = F.url_decode(F.replace(uri, F.lit("+"), F.lit("%2B")))  # a plus is no blank in a path
-    return F.regexp_replace(decoded, "^file:/+", "/")
+
+def path_of(uri: str) -> str:
+    """The whole path of the file that Spark has this address for."""
+    return unquote(urlsplit(uri).path)

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from tidegate.sinks.contract import StagedFile
-from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, scan
+from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, path_of, scan
 from tidegate.sinks.staging import quoted
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Upsert:
             return []
         rows = self._read(list(self._files.values())).alias("rows")
         hit = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_semi")
-        return [self._files[row[FILE]] for row in hit.select(FILE).distinct().collect()]
+        return [self._files[path_of(row[FILE])] for row in hit.select(FILE).distinct().collect()]
 
     def _read(self, files: Sequence[TableFile]) -> DataFrame:
         return scan(self._session, self._path, self._schema, files)
