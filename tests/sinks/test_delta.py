@@ -34,7 +34,7 @@ from pyspark.sql.types import (
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import delta
-from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import TableFile
@@ -478,11 +478,6 @@ def test_a_table_that_another_writer_partitioned_is_refused(tmp_path: Path) -> N
     with pytest.raises(SinkFailed, match=r"is partitioned by \('key',\), not by nothing"):
         table.commit(1, [table.stage(0, [2], key=["b"])], through=0)
     assert table.ids() == [1]
-
-
-def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(table: Table) -> None:
-    with pytest.raises(SinkFailed, match=r"staged for a sink of another kind"):
-        table.sink.commit(PLACE, permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
 
 
 # -- fencing and facts ------------------------------------------------------------------------------

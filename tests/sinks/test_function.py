@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import Fenced, SinkFailed
+from tidegate.errors import Fenced
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
 from tidegate.sinks.function import ForeachBatch
 from tidegate.testing.sinks import permit
 
@@ -38,10 +38,3 @@ def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
     sink.commit(place, permit(at_call, generation=2), sealed)  # the call is made again: at least once
     assert len(calls) == at_call + 1
     assert sink.facts(place) == SinkFacts(at_call, 2)
-
-
-def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(tmp_path: Path) -> None:
-    with pytest.raises(SinkFailed, match=r"staged for a sink of another kind"):
-        ForeachBatch(print).commit(
-            SinkPlace("shop", "orders", tmp_path), permit(1), Committable(0, (), (StagedBatch(0, 1, 3),))
-        )

@@ -24,7 +24,7 @@ from tests.postgres_server import PostgresServer
 from tests.spark.harness import oracle, run_to_end, stream, write_input
 from tidegate.errors import InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
 from tidegate.sinks.postgres import _copier, scrubbed
 from tidegate.testing.sinks import SinkRun, columns, permit
 
@@ -207,12 +207,6 @@ def test_rows_that_were_staged_and_are_not_there_are_missed(server: PostgresServ
         table.commit(staged)
     assert rows_of(server, "SELECT * FROM missing") == Counter()
     assert table.sink.facts(table.place) == SinkFacts(0, 0)
-
-
-def test_what_was_staged_for_a_sink_of_another_kind_is_not_taken_for_nothing(tmp_path: Path) -> None:
-    sealed = Committable(0, (StagedFile(0, "/lake/part-0.parquet", 100, 3),))
-    with pytest.raises(SinkFailed, match=r"PostgreSQL table public.t: .* staged for a sink of another kind"):
-        tg.PostgresTable("t", "host=nowhere").commit(place(tmp_path), permit(1), sealed)
 
 
 def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:

@@ -15,7 +15,8 @@ The rules:
   committable names everything that the table does not show yet, not only the last epoch's.
 - **commit** comes only for decided checkpoints. It shows what lies in batches after the table's own last one, so epochs
   may overlap and none leaves a hole. It may come again for the same epoch, after a crash and from another process too:
-  then it answers `ALREADY` and changes nothing. Epochs come in order.
+  then it answers `ALREADY` and changes nothing. Epochs come in order. What it cannot show, because rows are missing or
+  were staged for a sink of the other kind, it refuses with `SinkFailed`.
 - **abort** of a checkpoint is not a call either: what was staged stays, and the next checkpoint seals it again. What a
   lost generation has staged after the checkpoint that the pipeline was restored from is never sealed, so it is never
   shown; `forget_staged` removes it.

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidegate.errors import Fenced, TidegateError
+from tidegate.errors import Fenced, SinkFailed, TidegateError
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
@@ -272,6 +272,20 @@ class SinkConformance:
         assert run.commit(2) is CommitAnswer.COMMITTED
         assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
         run.sink.forget_staged(run.place, 2)  # may come again
+
+    def test_what_was_staged_for_the_other_kind_of_sink_is_not_taken_for_nothing(self) -> None:
+        run = self.start("foreign")
+        if isinstance(run.sink, RowSink):
+            foreign = Committable(0, files=(StagedFile(0, "/part-0.parquet", 100, 3),))
+        else:
+            foreign = Committable(0, batches=(StagedBatch(0, 1, 3),))
+        refused = False
+        try:
+            run.commit(1, foreign)
+        except SinkFailed:
+            refused = True
+        assert refused, "rows that the sink cannot show were taken for committed"
+        assert run.sink.facts(run.place).committed_epoch == 0
 
     def test_an_old_generation_that_commits_late_is_refused(self) -> None:
         old = self.start("late", generation=2)
