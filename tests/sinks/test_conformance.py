@@ -81,6 +81,7 @@ class TestPostgresTableByKey(TestPostgresTable):
 @pytest.mark.slow
 class TestForeachBatch(SinkConformance):
     shares_table = False  # each stage has its own function, and its own record of the calls
+    creates_table = False
 
     @pytest.fixture(autouse=True)
     def given(self, spark: SparkSession) -> None:

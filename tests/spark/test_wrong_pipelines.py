@@ -445,6 +445,26 @@ def test_an_input_that_is_taken_but_not_read_is_refused(tmp_path: Path, spark: S
 
 @pytest.mark.spark
 @pytest.mark.slow
+def test_a_source_that_removes_what_it_has_read_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    """A restart would look in vain for what lies between the checkpoint and the last batch."""
+    pipeline = tg.Pipeline("cleaned")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return spark.readStream.schema("id long").option("CleanSource", "delete").json(str(tmp_path / "in"))
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows
+
+    (tmp_path / "in").mkdir()
+    with pytest.raises(InvalidPipeline, match="source 'rows' has cleanSource=delete"):
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG_FUNCTIONS)
 def test_what_a_stage_cannot_return_is_refused_and_nothing_is_left(
     what: str, tmp_path: Path, spark: SparkSession

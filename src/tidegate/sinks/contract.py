@@ -119,8 +119,11 @@ class Sink(Protocol):
         """The table, for people. Without credentials."""
         ...
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
-        """Raise if the table, there or yet to be created, cannot take this. Changes nothing."""
+    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
+        """Raise if the table, there or yet to be created, cannot take this. Changes nothing.
+
+        Returns whether the table is there already. Where none has to be created, it is.
+        """
         ...
 
     def prepare_table(self, place: SinkPlace, schema: StructType) -> None:

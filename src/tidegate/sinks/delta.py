@@ -85,7 +85,7 @@ class DeltaTable:
 
     # -- the table itself -------------------------------------------------------------------------
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
+    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
         self._check_columns(place, schema, output_mode)
         try:
             wanted = deltalake.Schema.from_json(schema.json())
@@ -93,7 +93,7 @@ class DeltaTable:
             raise InvalidPipeline(f"{place.owner} has a column that a Delta table cannot hold: {error}") from error
         table = self._open()
         if table is None:
-            return
+            return False
         found = table.schema()
         if _columns(found) != _columns(wanted):
             raise SinkFailed(
@@ -106,6 +106,7 @@ class DeltaTable:
                 f"{self.describe()} is partitioned by {partitions or 'nothing'}, "
                 f"not by {self._partition_by or 'nothing'}"
             )
+        return True
 
     def _check_columns(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
         check_key(self.describe(), self._key, place, schema, output_mode)

@@ -87,7 +87,7 @@ class PostgresTable:
 
     # -- the table itself -------------------------------------------------------------------------
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
+    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
         wanted = {field.name: self._type(place, field.name, field.dataType) for field in schema.fields}
         check_key(self.describe(), self._key, place, schema, output_mode)
         reserved = [name for name in wanted if name in (_BATCH, _PART)]
@@ -96,7 +96,7 @@ class PostgresTable:
         with self._connected() as connection:
             found = self._columns(connection)
             if not found:
-                return
+                return False
             if found != wanted:
                 raise SinkFailed(
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
@@ -107,6 +107,7 @@ class PostgresTable:
                     f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
                     f"rows cannot be replaced by their key; create it"
                 )
+            return True
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
         sql = _sql()

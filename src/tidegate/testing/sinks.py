@@ -134,6 +134,8 @@ class SinkConformance:
     """Whether rows replace those with the same id."""
     shares_table: ClassVar[bool] = True
     """Whether two stages may write to one table."""
+    creates_table: ClassVar[bool] = True
+    """Whether there is a table that `prepare_table` has to create."""
 
     # -- to be given ------------------------------------------------------------------------------
 
@@ -159,9 +161,12 @@ class SinkConformance:
     def start(self, name: str, generation: int = 1, stage: str = "orders") -> SinkRun:
         """The first run on a table."""
         sink, place = self.make_sink(name), self.place(name, stage)
-        sink.check_table(place, columns(), "update" if self.key else "append")
+        self.check(sink, place)
         sink.prepare_table(place, columns())
         return SinkRun(sink, place, generation)
+
+    def check(self, sink: Sink, place: SinkPlace) -> bool:
+        return sink.check_table(place, columns(), "update" if self.key else "append")
 
     def restart(self, name: str, generation: int, restored: Committable | None) -> SinkRun:
         """Another process starts a generation on what a checkpoint has sealed."""
@@ -176,6 +181,14 @@ class SinkConformance:
         assert isinstance(sink, FileSink | RowSink)
         assert sink.describe()
         assert sink.table.kind
+
+    def test_it_tells_whether_its_table_is_there_already(self) -> None:
+        sink, place = self.make_sink("there"), self.place("there")
+        assert self.check(sink, place) is not self.creates_table
+        assert self.check(sink, place) is not self.creates_table, "looking creates nothing"
+        sink.prepare_table(place, columns())
+        assert self.check(sink, place) is True
+        assert self.check(self.make_sink("there"), place) is True
 
     def test_nothing_that_is_staged_is_visible(self) -> None:
         run = self.start("staged")
