@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
+from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.storage.decisions import StoredDecisions
@@ -107,8 +107,20 @@ class InspectedRoot:
         self._decisions = StoredDecisions(self._store)
 
     def log(self) -> DecisionLog:
-        """The decision log as it is now."""
-        return self._decisions.read()
+        """The decision log as it is now. None at all, where a pipeline has run, is damage.
+
+        A run that was killed before it opened its first generation leaves folders there, but no file. And the log is
+        read again after a file was seen: a run that is starting may have opened its first generation meanwhile.
+        """
+        log = self._decisions.read()
+        if not len(log) and self._store.list(RootPaths.GENERATIONS):
+            log = self._decisions.read()
+            if not len(log):
+                raise DamagedLog(
+                    f"{self.paths.root} holds files of pipeline {self.pipeline!r} but no decision log: restore "
+                    f"{self.paths.absolute(RootPaths.DECISIONS)} from a backup; no run starts on this root without it"
+                )
+        return log
 
     def retained(self) -> list[CheckpointCompleted]:
         """The checkpoints that can be restored, oldest first."""
