@@ -195,6 +195,21 @@ def _write(paths: RootPaths, state: str, **fields: object) -> None:
     paths.status.write_bytes(msgspec.json.encode(status))
 
 
+@pytest.mark.parametrize(
+    ("whole", "damaged"),
+    [(b"{", b""), (b"flat", b"\xff"), (b":00", b" past"), (b"+00:00", b"")],
+    ids=["no JSON", "not UTF-8", "no time", "a time of no zone"],
+)
+def test_a_status_that_cannot_be_understood_is_as_good_as_none(tmp_path: Path, whole: bytes, damaged: bytes) -> None:
+    paths = RootPaths(tmp_path)
+    _write(paths, "running")
+    paths.status.write_bytes(paths.status.read_bytes().replace(whole, damaged))
+    assert read_status(paths) is None
+    # Nor does it keep a run from saying what is.
+    with RootLock(paths.lock) as lock, Remote(paths, "flat", lock):
+        assert read_status(paths) is not None
+
+
 def test_a_run_that_says_nothing_for_long_hangs_and_since_when_is_told(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
     paths = RootPaths(root)

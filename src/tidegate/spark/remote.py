@@ -209,11 +209,13 @@ class Life(enum.Enum):
 
 
 def read_status(paths: RootPaths) -> RunStatus | None:
-    """What the last run said last; None if there was none, or one of another version."""
+    """What the last run said last; None if nothing, or if it cannot be understood: of another version, or damaged."""
     try:
-        return msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
-    except (OSError, msgspec.MsgspecError):
+        status = msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
+        times = [datetime.fromisoformat(moment) for moment in (status.started_at, status.updated_at)]
+    except (OSError, ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
         return None
+    return status if all(moment.tzinfo is not None for moment in times) else None
 
 
 def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
