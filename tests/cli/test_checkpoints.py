@@ -9,6 +9,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli.harness import TIDEGATE, make_root, tidegate
@@ -16,8 +17,10 @@ from tests.spark.played import played
 from tidegate.cli.verify import verify
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.spark.root import Root
+from tidegate.spark.status import CheckpointStatus, Observer
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.paths import RootPaths
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +124,16 @@ def test_a_damaged_manifest_is_listed_as_such(root: Path) -> None:
     one = tidegate("checkpoints", "4", "--root", root)
     assert one.returncode == 4
     assert "is not the manifest that was decided" in one.stderr
+
+
+def test_a_reason_with_brackets_is_shown_as_it_is(root: Path) -> None:
+    why = "could not store [/data/x] of [state]"
+    aborted = CheckpointStatus("ckpt-000009", "aborted", True, 1, 1, "2026-01-02T03:04:05+00:00", 1, 1, 1, why)
+    status = msgspec.structs.replace(Observer("flat").status, checkpoints=(aborted,))
+    RootPaths(root).status.write_bytes(msgspec.json.encode(status))
+    done = tidegate("checkpoints", "--root", root)
+    assert done.returncode == 0
+    assert f"aborted: {why}" in " ".join(done.stdout.split())
 
 
 def test_a_damaged_log_is_told_in_one_line(root: Path) -> None:
