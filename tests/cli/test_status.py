@@ -133,6 +133,16 @@ def test_a_request_that_a_starting_run_removes_is_made_again(tmp_path: Path) -> 
                 again.stop()
 
 
+def test_a_run_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    (root / "requests").touch()
+    with RootLock(root / "lock"):
+        done = tidegate("checkpoint", "--root", root)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the run cannot be asked: File exists: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- a run that is not ------------------------------------------------------------------------------
 
 
@@ -282,3 +292,17 @@ def test_a_status_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path) -
         with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
             pipeline.one_batch_each()
             assert remote.update(pipeline.generation).stages["rows"].rows == 1
+
+
+def test_a_lock_that_cannot_be_taken_later_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: RootLock) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with played(tmp_path) as pipeline:
+        paths = pipeline.root.paths
+        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+            monkeypatch.setattr(RootLock, "take_if_free", refuse)
+            monkeypatch.setattr("tidegate.spark.remote._WRITE_EVERY_S", 0.0)
+            assert remote.update(pipeline.generation).state == "running"

@@ -99,7 +99,8 @@ class Remote:
         status = self._observer.observe(generation)
         now = time.monotonic()
         if now - self._written_s >= _WRITE_EVERY_S:
-            self._lock.take_if_free()  # a run that took over holds it once the other one is gone
+            with suppress(OSError):
+                self._lock.take_if_free()  # a run that took over holds it once the other one is gone
             self._write(status)
         return status
 
@@ -242,9 +243,7 @@ def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
     deadline = time.monotonic() + timeout_s
     try:
         while True:
-            if not request.exists():  # a run that starts removes what it finds
-                paths.requests.mkdir(exist_ok=True)
-                _write_whole(request, b"{}")
+            _make_request(request)
             is_alive = is_held(paths.lock)  # before looking for the answer: a run's last act is to answer
             with suppress(FileNotFoundError):
                 return _taken(msgspec.json.decode(answer.read_bytes(), type=Answer))
@@ -258,6 +257,18 @@ def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
             time.sleep(_ASK_EVERY_S)
     finally:
         _remove(request, answer)
+
+
+def _make_request(request: Path) -> None:
+    """If it is not there, or no longer: a run that starts removes what it finds."""
+    try:
+        if not request.exists():
+            request.parent.mkdir(exist_ok=True)
+            _write_whole(request, b"{}")
+    except OSError as error:
+        raise RequestFailed(
+            f"the run cannot be asked: {error.strerror}: {request.parent} must be a folder that you may write"
+        ) from error
 
 
 def _taken(answer: Answer) -> CheckpointStatus:

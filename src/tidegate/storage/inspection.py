@@ -94,7 +94,11 @@ class InspectedRoot:
 
     def __init__(self, folder: Path) -> None:
         self.paths = RootPaths(folder)
-        if not folder.is_dir():
+        try:
+            is_there = folder.is_dir()
+        except OSError as error:
+            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {error.strerror}") from error
+        if not is_there:
             raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
         self._store = Store(folder)
         pipeline = read_owner(self._store, folder)
