@@ -223,6 +223,13 @@ def test_a_root_is_drawn_as_of_its_newest_checkpoint(tmp_path: Path) -> None:
     assert "pipeline flat" in (tmp_path / "g.svg").read_text(encoding="utf-8")
 
 
+def test_a_drawing_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(PIPELINE, encoding="utf-8")
+    done = tidegate("graph", tmp_path / "drawn.py", "--out", tmp_path / "missing" / "drawn.svg")
+    assert done.returncode == 2
+    assert done.stderr == f"error: --out {tmp_path}/missing/drawn.svg cannot be written: No such file or directory\n"
+
+
 def test_a_root_without_a_checkpoint_cannot_be_drawn_and_says_what_can(tmp_path: Path) -> None:
     Root(tmp_path / "root", "flat")
     done = tidegate("graph", tmp_path / "root")

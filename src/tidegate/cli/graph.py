@@ -10,6 +10,7 @@ import typer
 
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.drawing.layout import DrawnStage
+from tidegate.cli.options import check_writable
 from tidegate.errors import NoRoot
 
 
@@ -39,6 +40,7 @@ def graph_command(
     if out is None:
         typer.echo(drawn, nl=not drawn.endswith("\n"))
     else:
+        check_writable("--out", out)
         out.write_text(drawn, encoding="utf-8")
 
 
