@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -229,14 +232,41 @@ def test_a_run_that_says_nothing_for_long_hangs_and_since_when_is_told(tmp_path:
         assert done.returncode == 7
         assert "last heard of at 2026-01-02 03:04:05 UTC" in " ".join(done.stdout.split())
         assert "--take-over" in done.stdout
-        # Starting may take its time.
-        _write(paths, "starting", updated_at="2026-01-02T03:04:05+00:00")
-        assert look(paths)[0] is Life.ALIVE
+        assert "when it was running" in " ".join(done.stdout.split())
         # What an earlier run has left says nothing of this one.
         _write(paths, "failed", updated_at="2026-01-02T03:04:05+00:00")
         done = tidegate("status", "--root", root)
         assert done.returncode == 0
         assert "is starting" in done.stdout
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting"])
+def test_a_run_may_take_its_time_to_start_but_not_for_ever(tmp_path: Path, state: str) -> None:
+    paths = RootPaths(tmp_path)
+    with RootLock(paths.lock):
+        for minutes, life in ((4, Life.ALIVE), (6, Life.HANGING)):
+            _write(paths, state, updated_at=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
+            assert look(paths)[0] is life
+
+
+def test_a_run_that_never_speaks_hangs_since_it_took_the_lock(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    paths = RootPaths(root)
+    six_minutes_ago = time.time() - 360
+    with RootLock(paths.lock):
+        assert look(paths)[0] is Life.ALIVE
+        os.utime(paths.lock, (six_minutes_ago, six_minutes_ago))
+        assert look(paths)[0] is Life.HANGING
+        # The last words of an earlier run, and the process that holds the root now.
+        _write(paths, "finished")
+        os.utime(paths.status, (six_minutes_ago, six_minutes_ago))
+        done = tidegate("status", "--root", root)
+        assert done.returncode == 7
+        assert f"pipeline flat hangs: process {os.getpid()} holds the root" in done.stdout
+        assert "ago, when it was starting" in " ".join(done.stdout.split())
+        # Of a run that says what this version does not understand, at least the time is known.
+        paths.status.write_bytes(b'{"of another": "version"}')
+        assert look(paths)[0] is Life.ALIVE
 
 
 def test_a_run_that_was_taken_over_does_not_speak_for_its_successor(tmp_path: Path) -> None:
