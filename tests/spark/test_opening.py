@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -123,15 +124,27 @@ def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
         driven.append(generation.generation)
         raise StageFailed("rows", "out of memory")
 
-    def pause(_seconds: float) -> None:
+    def pause(_stop: object, _seconds: float) -> bool:
         root = Root(tmp_path / "root", "flat")
         assert root.open(root.decisions.read(), None, {}) is not None
+        return False
 
     monkeypatch.setattr(run._Run, "_drive", drive)
-    monkeypatch.setattr("tidegate.spark.run.time.sleep", pause)
+    monkeypatch.setattr(run._Stop, "wait", pause)
     with pytest.raises(Superseded):
         pipeline_of(tmp_path).run(tmp_path / "root")
     assert driven == [1]
+
+
+def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drive(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise StageFailed("rows", "out of memory")
+
+    monkeypatch.setattr(run._Run, "_drive", drive)
+    monkeypatch.setattr(run._Stop, "wanted", False)  # not seen yet when it fails
+    with pytest.raises(StageFailed):
+        pipeline_of(tmp_path).run(tmp_path / "root", restart_pause="1h")
 
 
 @pytest.mark.parametrize(

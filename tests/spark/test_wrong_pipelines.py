@@ -250,8 +250,9 @@ def test_an_option_that_cannot_be_is_refused_by_name(
         ("x = 1", None, ("0 pipelines", "tidegate.Pipeline(name)")),
         ("import tidegate as tg\na = tg.Pipeline('one')\nb = tg.Pipeline('two')", None, ("one, two", "--pipeline")),
         ("import tidegate as tg\na = tg.Pipeline('one')", "three", ("'three'", "one")),
+        ("import sys\nsys.exit(0)", None, ("cannot be loaded at line 2", "SystemExit")),
     ],
-    ids=["none", "several", "another"],
+    ids=["none", "several", "another", "one that exits"],
 )
 def test_a_file_without_the_pipeline_says_which_it_has(
     text: str, name: str | None, words: tuple[str, ...], tmp_path: Path

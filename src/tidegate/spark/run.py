@@ -15,6 +15,7 @@ import logging
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -62,6 +63,7 @@ _log = logging.getLogger("tidegate")
 # the next batch is a hundred milliseconds away.
 _PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
+_LONGEST_PAUSE_S: Final = 60.0
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 View = Callable[[RunStatus], None]
@@ -112,7 +114,7 @@ def run_pipeline(
         raise InvalidConfig(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
         )
-    existed = folder.exists()
+    existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
@@ -132,13 +134,21 @@ class _Stop:
     """Set by Ctrl-C or SIGTERM. A second one stops at once."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self._event = threading.Event()
+
+    @property
+    def wanted(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long, or until it is wanted. Tells whether it is."""
+        return self._event.wait(seconds)
 
     def __call__(self, number: int, _frame: object) -> None:
         if self.wanted:
             raise KeyboardInterrupt
         _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
-        self.wanted = True
+        self._event.set()
 
 
 @contextmanager
@@ -198,11 +208,14 @@ class _Run:
                 if failures > self._options.restarts or self._stop.wanted:
                     raise
                 pause_s = as_ms("restart_pause", self._options.restart_pause) * 2 ** (failures - 1) / 1000
+                pause_s = min(pause_s, _LONGEST_PAUSE_S)
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
                 self._remote.restarting(str(error))
+                failure = error
             finally:
                 generation.stop()
-            time.sleep(pause_s)
+            if self._stop.wait(pause_s):
+                raise failure
 
     def _check_not_superseded(self) -> DecisionLog:
         log = self._root.decisions.read()
