@@ -9,13 +9,18 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.cli.harness import TIDEGATE, make_root, tidegate
 from tests.spark.played import played
 from tidegate.cli.verify import verify
+from tidegate.protocol.decision_log import DecisionLog
 from tidegate.spark.root import Root
+from tidegate.spark.status import CheckpointStatus, Observer
+from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.paths import RootPaths
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +126,16 @@ def test_a_damaged_manifest_is_listed_as_such(root: Path) -> None:
     assert "is not the manifest that was decided" in one.stderr
 
 
+def test_a_reason_with_brackets_is_shown_as_it_is(root: Path) -> None:
+    why = "could not store [/data/x] of [state]"
+    aborted = CheckpointStatus("ckpt-000009", "aborted", True, 1, 1, "2026-01-02T03:04:05+00:00", 1, 1, 1, why)
+    status = msgspec.structs.replace(Observer("flat").status, checkpoints=(aborted,))
+    RootPaths(root).status.write_bytes(msgspec.json.encode(status))
+    done = tidegate("checkpoints", "--root", root)
+    assert done.returncode == 0
+    assert f"aborted: {why}" in " ".join(done.stdout.split())
+
+
 def test_a_damaged_log_is_told_in_one_line(root: Path) -> None:
     last = max((root / "decisions").iterdir())
     last.write_bytes(b"nonsense")
@@ -129,6 +144,32 @@ def test_a_damaged_log_is_told_in_one_line(root: Path) -> None:
         assert done.returncode == 4
         assert done.stderr.startswith("error: ")
         assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_log_that_is_gone_is_damage_and_not_a_root_without_a_checkpoint(root: Path) -> None:
+    shutil.rmtree(root / "decisions")
+    for arguments in (("checkpoints", "--root"), ("verify", "--root"), ("status", "--root"), ("graph",)):
+        done = tidegate(*arguments, root)
+        assert done.returncode == 4
+        assert done.stdout == ""
+        assert done.stderr.startswith(f"error: {root} holds files of pipeline 'flat' but no decision log")
+        assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_run_that_was_killed_before_its_first_generation_has_damaged_nothing(tmp_path: Path) -> None:
+    Root(tmp_path, "flat")
+    (tmp_path / "generations" / "000001" / "stages" / "middle" / "gates" / "rows").mkdir(parents=True)
+    assert InspectedRoot(tmp_path).retained() == []
+
+
+def test_a_run_that_opens_its_first_generation_meanwhile_has_damaged_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played(tmp_path) as pipeline:
+        inspected = InspectedRoot(pipeline.root.paths.root)
+        answers = iter([DecisionLog(), pipeline.root.decisions.read()])  # before it was opened, and after
+        monkeypatch.setattr(StoredDecisions, "read", lambda _: next(answers))
+        assert inspected.log().generation == 1
 
 
 def test_the_shell_completes_commands_and_checkpoints(made: Path) -> None:

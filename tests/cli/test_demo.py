@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
+from pathlib import Path
 
-from tidegate.cli.demo import Difference, Rows, compare, take_open_windows
+import pytest
+
+from tidegate.cli.demo import Difference, Rows, compare, demo_command, take_open_windows
+from tidegate.errors import InvalidConfig
 
 WANTED: Rows = Counter({(1, "DE"): 1, (2, "FR"): 2, (3, "IT"): 1})
 
@@ -28,3 +32,11 @@ def test_only_windows_that_the_watermark_has_not_passed_are_still_open() -> None
     at_12_01 = int(noon.replace(minute=1).timestamp() * 1000)
     assert take_open_windows(revenue, at_12_01) == 2
     assert revenue == {(noon, "DE", 1): 1}
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.cli.demo._Teller", None)  # nothing is even said
+    with pytest.raises(InvalidConfig, match=r"--svg .*/missing/demo.svg cannot be written: No such file or directory"):
+        demo_command(svg=tmp_path / "missing" / "demo.svg")

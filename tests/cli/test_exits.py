@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.harness import make_root, tidegate
+from tests.cli.harness import TIDEGATE, make_root, tidegate
 from tidegate import errors
 from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
@@ -67,6 +67,32 @@ def test_wrong_usage_is_2(arguments: tuple[str, ...]) -> None:
     done = tidegate(*arguments)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_an_answer_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    for command in ("status", "checkpoints --json"):
+        done = in_a_shell(f"{TIDEGATE} {command} --root {root} >/dev/full")
+        assert done.returncode == Exit.FAILED
+        assert done.stderr == "error: the answer could not be written to stdout: No space left on device\n"
+
+
+def test_without_stdout_the_exit_code_is_the_answer(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    for command, code in (("status", Exit.NOT_RUNNING), ("checkpoints", Exit.FINE)):
+        done = in_a_shell(f"{TIDEGATE} {command} --root {root} >&-")
+        assert (done.returncode, done.stderr) == (code, "")
+    assert in_a_shell(f"{TIDEGATE} status --root {tmp_path / 'none'} >&- 2>&-").returncode == Exit.UNUSABLE_ROOT
+
+
+def test_what_the_terminal_cannot_show_is_replaced() -> None:
+    done = in_a_shell(f"PYTHONIOENCODING=ascii {TIDEGATE} simulate --seed 1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "?" in done.stdout
+
+
+def in_a_shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_command_that_only_looks_brings_in_neither_spark_nor_delta(tmp_path: Path) -> None:

@@ -223,6 +223,21 @@ def test_a_root_is_drawn_as_of_its_newest_checkpoint(tmp_path: Path) -> None:
     assert "pipeline flat" in (tmp_path / "g.svg").read_text(encoding="utf-8")
 
 
+def test_a_root_of_another_pipeline_than_the_one_that_was_named_is_not_drawn(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    assert tidegate("graph", root, "--pipeline", "flat").returncode == 0
+    done = tidegate("graph", root, "--pipeline", "orders")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"error: {root} belongs to pipeline 'flat', not to 'orders'; name its own or none\n"
+
+
+def test_a_drawing_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(PIPELINE, encoding="utf-8")
+    done = tidegate("graph", tmp_path / "drawn.py", "--out", tmp_path / "missing" / "drawn.svg")
+    assert done.returncode == 2
+    assert done.stderr == f"error: --out {tmp_path}/missing/drawn.svg cannot be written: No such file or directory\n"
+
+
 def test_a_root_without_a_checkpoint_cannot_be_drawn_and_says_what_can(tmp_path: Path) -> None:
     Root(tmp_path / "root", "flat")
     done = tidegate("graph", tmp_path / "root")

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from tests.cli.harness import tidegate
+from tidegate.cli.app import app
 from tidegate.cli.simulate import Tally, run_chunk
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.aligner import Aligner
@@ -51,6 +52,19 @@ def test_a_broken_guarantee_is_told_with_the_command_that_replays_it(monkeypatch
         "tidegate simulate --seed 6",
     ]
     assert "broken on purpose" in str(tally.failures[0]["failure"])
+
+
+def test_a_failure_with_brackets_is_shown_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise InvariantViolation("stage [a] lacks [/b]")
+
+    monkeypatch.setattr(Aligner, "on_time", broken)
+    for arguments in (["--seeds", "1", "--jobs", "1"], ["--seed", "5"]):
+        with pytest.raises(SystemExit, match="1"):
+            app(["simulate", *arguments])
+        assert "stage [a] lacks [/b]" in capsys.readouterr().out
 
 
 def test_tallies_add_up() -> None:

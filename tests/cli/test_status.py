@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -133,6 +136,16 @@ def test_a_request_that_a_starting_run_removes_is_made_again(tmp_path: Path) -> 
                 again.stop()
 
 
+def test_a_run_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    (root / "requests").touch()
+    with RootLock(root / "lock"):
+        done = tidegate("checkpoint", "--root", root)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the run cannot be asked: File exists: ")
+    assert len(done.stderr.splitlines()) == 1
+
+
 # -- a run that is not ------------------------------------------------------------------------------
 
 
@@ -195,6 +208,21 @@ def _write(paths: RootPaths, state: str, **fields: object) -> None:
     paths.status.write_bytes(msgspec.json.encode(status))
 
 
+@pytest.mark.parametrize(
+    ("whole", "damaged"),
+    [(b"{", b""), (b"flat", b"\xff"), (b":00", b" past"), (b"+00:00", b"")],
+    ids=["no JSON", "not UTF-8", "no time", "a time of no zone"],
+)
+def test_a_status_that_cannot_be_understood_is_as_good_as_none(tmp_path: Path, whole: bytes, damaged: bytes) -> None:
+    paths = RootPaths(tmp_path)
+    _write(paths, "running")
+    paths.status.write_bytes(paths.status.read_bytes().replace(whole, damaged))
+    assert read_status(paths) is None
+    # Nor does it keep a run from saying what is.
+    with RootLock(paths.lock) as lock, Remote(paths, "flat", lock):
+        assert read_status(paths) is not None
+
+
 def test_a_run_that_says_nothing_for_long_hangs_and_since_when_is_told(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
     paths = RootPaths(root)
@@ -204,14 +232,41 @@ def test_a_run_that_says_nothing_for_long_hangs_and_since_when_is_told(tmp_path:
         assert done.returncode == 7
         assert "last heard of at 2026-01-02 03:04:05 UTC" in " ".join(done.stdout.split())
         assert "--take-over" in done.stdout
-        # Starting may take its time.
-        _write(paths, "starting", updated_at="2026-01-02T03:04:05+00:00")
-        assert look(paths)[0] is Life.ALIVE
+        assert "when it was running" in " ".join(done.stdout.split())
         # What an earlier run has left says nothing of this one.
         _write(paths, "failed", updated_at="2026-01-02T03:04:05+00:00")
         done = tidegate("status", "--root", root)
         assert done.returncode == 0
         assert "is starting" in done.stdout
+
+
+@pytest.mark.parametrize("state", ["starting", "restarting"])
+def test_a_run_may_take_its_time_to_start_but_not_for_ever(tmp_path: Path, state: str) -> None:
+    paths = RootPaths(tmp_path)
+    with RootLock(paths.lock):
+        for minutes, life in ((4, Life.ALIVE), (6, Life.HANGING)):
+            _write(paths, state, updated_at=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
+            assert look(paths)[0] is life
+
+
+def test_a_run_that_never_speaks_hangs_since_it_took_the_lock(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    paths = RootPaths(root)
+    six_minutes_ago = time.time() - 360
+    with RootLock(paths.lock):
+        assert look(paths)[0] is Life.ALIVE
+        os.utime(paths.lock, (six_minutes_ago, six_minutes_ago))
+        assert look(paths)[0] is Life.HANGING
+        # The last words of an earlier run, and the process that holds the root now.
+        _write(paths, "finished")
+        os.utime(paths.status, (six_minutes_ago, six_minutes_ago))
+        done = tidegate("status", "--root", root)
+        assert done.returncode == 7
+        assert f"pipeline flat hangs: process {os.getpid()} holds the root" in done.stdout
+        assert "ago, when it was starting" in " ".join(done.stdout.split())
+        # Of a run that says what this version does not understand, at least the time is known.
+        paths.status.write_bytes(b'{"of another": "version"}')
+        assert look(paths)[0] is Life.ALIVE
 
 
 def test_a_run_that_was_taken_over_does_not_speak_for_its_successor(tmp_path: Path) -> None:
@@ -267,3 +322,17 @@ def test_a_status_that_cannot_be_written_does_not_fail_the_run(tmp_path: Path) -
         with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
             pipeline.one_batch_each()
             assert remote.update(pipeline.generation).stages["rows"].rows == 1
+
+
+def test_a_lock_that_cannot_be_taken_later_does_not_fail_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: RootLock) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    with played(tmp_path) as pipeline:
+        paths = pipeline.root.paths
+        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+            monkeypatch.setattr(RootLock, "take_if_free", refuse)
+            monkeypatch.setattr("tidegate.spark.remote._WRITE_EVERY_S", 0.0)
+            assert remote.update(pipeline.generation).state == "running"

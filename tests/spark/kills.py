@@ -15,9 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.spark.harness import table_rows, write_input
+from tidegate.spark.remote import read_status
 from tidegate.spark.steps import VARIABLE
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import decode_manifest
+from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +75,14 @@ class KilledRuns:
         assert self.finish(self.start(kill_at=step)) == -signal.SIGKILL, self.output[-1][-3000:]
 
     def kill_after(self, seconds: float) -> None:
+        """Kill a run that long after its queries were started: what comes before are steps."""
         process = self.start()
+        deadline = time.monotonic() + _RUN_SECONDS
+        paths = RootPaths(self.root)
+        while not ((status := read_status(paths)) and status.pid == process.pid and status.state == "running"):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         process.kill()
@@ -149,7 +158,7 @@ def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: 
     Before each run there is more input, so that all of them have something to lose.
     """
     rng = random.Random(seed)
-    plan: list[str | float] = [*steps, *(rng.uniform(3, 10) for _ in range(random_kills))]
+    plan: list[str | float] = [*steps, *(rng.uniform(0, 5) for _ in range(random_kills))]
     rng.shuffle(plan)
     for number, each in enumerate(plan, 1):
         started = time.monotonic()
@@ -158,6 +167,7 @@ def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: 
             runs.kill_at_step(each)
         else:
             runs.kill_after(each)
-        print(f"kill {number}/{len(plan)}: {each} after {time.monotonic() - started:.1f} s", flush=True)
+        what = each if isinstance(each, str) else f"after {each:.1f} s"
+        print(f"kill {number}/{len(plan)}: {what}, {time.monotonic() - started:.1f} s in all", flush=True)
     runs.run_to_the_end()
     return len(plan)

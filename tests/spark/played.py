@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -29,6 +30,9 @@ from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapsho
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 
+SCHEMA = "struct<id:bigint>"
+ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
+
 
 def entries(folder: Path) -> int:
     """Files and folders at any depth."""
@@ -36,13 +40,16 @@ def entries(folder: Path) -> int:
 
 
 class CountingTable(tg.DeltaTable):
-    """A table that shows nothing and counts what was committed to it."""
+    """A table that shows nothing and counts what was committed to it, when it may be."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.batches: list[int] = []
+        self.may_commit = threading.Event()
+        self.may_commit.set()
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
+        assert self.may_commit.wait(20)
         last = max(self.batches, default=-1)
         self.batches += [file.batch for file in committable.files if file.batch > last]
         return CommitAnswer.COMMITTED
@@ -98,14 +105,16 @@ class Played:
         self.batches += 1
 
 
-ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
-
-
 class PlayedPipeline:
     """A source, a stage and a sink in one generation."""
 
     def __init__(
-        self, folder: Path, output_mode: OutputMode = "append", times_read: int = 1, after_batches: int = 0
+        self,
+        folder: Path,
+        output_mode: OutputMode = "append",
+        times_read: int = 1,
+        after_batches: int = 0,
+        config: CheckpointConfig = ON_DEMAND,
     ) -> None:
         """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -126,11 +135,16 @@ class PlayedPipeline:
 
         self.root = Root(folder / "root", "flat")
         definitions = pipeline.validated()
-        shape = {each.name: StageShape(each.kind, each.inputs, each.output_mode, "") for each in definitions}
+        shape = {
+            each.name: StageShape(
+                each.kind, each.inputs, each.output_mode, SCHEMA, None if each.sink is None else each.sink.table
+            )
+            for each in definitions
+        }
         opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
         assert opened is not None
         places = {"table": SinkPlace("flat", "table", folder / "root" / "sinks" / "table")}
-        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, ON_DEMAND, places)
+        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, places)
         template = folder / "template.parquet"
         parquet.write_table(pyarrow.table({"id": [1]}), template)
         self.played: dict[str, Played] = {}
@@ -238,9 +252,13 @@ def count_held(value: object, path: str, counts: Counter[str], seen: set[int]) -
 
 @contextmanager
 def played(
-    folder: Path, output_mode: OutputMode = "append", times_read: int = 1, after_batches: int = 0
+    folder: Path,
+    output_mode: OutputMode = "append",
+    times_read: int = 1,
+    after_batches: int = 0,
+    config: CheckpointConfig = ON_DEMAND,
 ) -> Iterator[PlayedPipeline]:
-    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches)
+    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches, config)
     try:
         yield pipeline
     finally:

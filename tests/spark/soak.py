@@ -17,13 +17,16 @@ from tests.spark.kills import KilledRuns, kill_often
 from tidegate.spark.steps import Step
 
 _KILLS_PER_ROUND = 20
-_REACHED_ONCE = (Step.GENERATION_OPENED, Step.QUERIES_STARTED)
-"""Steps that a run passes once: a second time would never come."""
+# How often a run passes a step when it starts, or in each checkpoint. The first checkpoints of a run hold nothing new.
+_WHEN_IT_STARTS = {Step.GENERATION_OPENED: 1, Step.STAGE_RESTORED: 8, Step.QUERIES_STARTED: 1}
+_IN_A_CHECKPOINT = {Step.BARRIER_INJECTED: 2, Step.STAGE_CUT: 8, Step.STAGE_REPORTED: 8, Step.SINK_COMMITTED: 4}
+_CHECKPOINTS = 4
 
 
 def _some_step(rng: random.Random) -> str:
     step = rng.choice(list(Step))
-    return f"{step.value}:{1 if step in _REACHED_ONCE else rng.randint(1, 4)}"
+    times = _WHEN_IT_STARTS.get(step) or _IN_A_CHECKPOINT.get(step, 1) * _CHECKPOINTS
+    return f"{step.value}:{rng.randint(1, times)}"
 
 
 def soak_round(seed: int, kills: int) -> int:

@@ -150,11 +150,12 @@ def test_batches_of_update_mode_leave_no_folders_behind(tmp_path: Path) -> None:
         assert found[-1] == found[3]
 
 
-def test_checkpoints_that_are_aborted_leave_nothing_behind(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stage", ["rows", "middle", "table"])
+def test_checkpoints_that_are_aborted_leave_nothing_behind(tmp_path: Path, stage: str) -> None:
     def one_in_vain_and_one_that_succeeds(pipeline: PlayedPipeline) -> Counter[str]:
         pipeline.one_batch_each()
-        needed = pipeline.played["rows"].checkpoint / "offsets" / str(pipeline.played["rows"].batches - 1)
-        hidden = needed.rename(needed.with_name("hidden"))  # so that the source has no snapshot to report
+        needed = pipeline.played[stage].checkpoint / "offsets" / str(pipeline.played[stage].batches - 1)
+        hidden = needed.rename(needed.with_name("hidden"))  # so that the stage has no snapshot to report
         in_vain = pipeline.generation.trigger()
         pipeline.poll_until(lambda: not pipeline.generation.is_under_way(in_vain))
         assert not pipeline.generation.completed(in_vain)

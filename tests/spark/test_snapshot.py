@@ -18,10 +18,13 @@ from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Segment, SegmentFile
+from tidegate.protocol.retention import StoredFile, deletable
+from tidegate.spark import snapshot
 from tidegate.spark.filelog import is_committed, write_whole
 from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
+from tidegate.storage.files import link
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
 from tidegate.storage.paths import RootPaths
@@ -67,7 +70,7 @@ def test_the_first_batch_has_none_before_it(tmp_path: Path) -> None:
     assert sorted(files_at(checkpoint, 0, reads_gates=True)) == ["commits/0", "metadata", "offsets/0"]
 
 
-@pytest.mark.parametrize("gone", ["offsets/3", "commits/3"])
+@pytest.mark.parametrize("gone", ["offsets/3", "commits/3", "offsets/2"])
 def test_a_batch_that_spark_has_deleted_already_cannot_be_taken(tmp_path: Path, gone: str) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, "-")
     (checkpoint / gone).unlink()
@@ -179,9 +182,21 @@ class Kept:
         self.checkpoint = self.paths.absolute(f"{self.paths.stage(generation, STAGE)}/spark")
         names = {file.name: file for file in held}
         self.snapshotter = Snapshotter(self.paths, generation, STAGE, names, reads_gates=False)
+        self.checkpoints = 0
 
     def take(self, batch: int, *, full: bool = False) -> tuple[tuple[SnapshotFile, ...], int]:
-        return self.snapshotter.take(batch, full=full)
+        self.checkpoints += 1
+        return self.snapshotter.take(self.checkpoints, batch, full=full)
+
+    @property
+    def unneeded(self) -> list[str]:
+        """What a clean-up would delete that runs now, with no checkpoint retained."""
+        stored = [
+            StoredFile(self.paths.relative(path), 1)
+            for path in self.paths.absolute("generations/000001/snapshots").rglob("*")
+            if path.is_file()
+        ]
+        return [file.path for file in deletable(DecisionLog(), 1, {}, stored, self.snapshotter.in_use)]
 
 
 def test_a_snapshot_names_size_and_checksum_of_files_that_outlive_sparks_own(tmp_path: Path) -> None:
@@ -211,6 +226,46 @@ def test_the_next_snapshot_adds_only_what_is_new(tmp_path: Path) -> None:
     assert new_bytes == sum(file.size_bytes for file in second if file.name in added)
     inodes = {(kept.checkpoint / file.name).stat().st_ino for file in second}
     assert {kept.paths.absolute(file.stored).stat().st_ino for file in second} == inodes
+
+
+def test_what_a_checkpoint_needs_that_is_yet_to_be_decided_is_in_use_until_then(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 6, "-")
+    for batch in (1, 3, 5):
+        kept.take(batch)
+    assert kept.unneeded == []
+    kept.snapshotter.forget(1)
+    gone = sorted(path.split("/snapshots/")[1].split("/", 1)[1] for path in kept.unneeded)
+    assert gone == ["commits/0", "commits/1", "offsets/0", "offsets/1"]
+
+
+def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint_folder(kept.checkpoint, 3, "-")
+
+    def link_on_a_full_disk(source: Path, target: Path) -> None:
+        if target.parts[-2:] == ("commits", "2"):
+            raise OSError(28, "No space left on device")
+        link(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "link", link_on_a_full_disk)
+        with pytest.raises(OSError, match="No space left"):
+            kept.take(2)
+    unneeded: list[str] = []
+
+    def look_while_a_snapshot_begins(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
+        unneeded.extend(kept.unneeded)
+        return files_at(checkpoint, batch, reads_gates=reads_gates)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshot, "files_at", look_while_a_snapshot_begins)
+        files, _ = kept.take(2)
+    assert not {file.stored for file in files} & set(unneeded)
 
 
 def test_a_full_snapshot_counts_everything_as_new(tmp_path: Path) -> None:

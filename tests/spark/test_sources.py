@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, table_rows
-from tidegate.spark.generation import Generation
+from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -77,8 +77,8 @@ def test_it_goes_on_where_the_last_checkpoint_was(
     def kept(numbers: DataFrame) -> DataFrame:
         return numbers.where("value % 2 = 0")
 
-    def crash_at(version: int) -> Callable[[Generation], None]:
-        def look(_generation: Generation) -> None:
+    def crash_at(version: int) -> Callable[[RunStatus], None]:
+        def look(_status: RunStatus) -> None:
             if deltalake.DeltaTable(table).version() >= version:
                 raise Crash
 
@@ -98,3 +98,32 @@ def test_it_goes_on_where_the_last_checkpoint_was(
     assert set(shown.values()) == {1}
     assert sorted(value for (value,) in shown) == list(range(0, 2 * len(shown), 2))
     assert len(shown) > ROWS_PER_BATCH
+
+
+def test_a_source_starts_where_it_first_stood_though_no_checkpoint_has_seen_a_batch_of_it(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """Such as Kafka's "latest". A rate source too notes when it was first started, before its first batch."""
+    pipeline = tg.Pipeline("numbered")
+    root = tmp_path / "root"
+
+    @pipeline.source
+    def numbers(spark: SparkSession) -> DataFrame:
+        return spark.readStream.format("rate").option("rowsPerSecond", 1).load()
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def kept(numbers: DataFrame) -> DataFrame:
+        return numbers
+
+    def first_position(generation: int) -> Path:
+        return root / "generations" / f"{generation:06d}" / "stages" / "numbers" / "spark" / "sources" / "0" / "0"
+
+    for generation in (1, 2):
+
+        def crash_early(_status: RunStatus, generation: int = generation) -> None:
+            if first_position(generation).exists():
+                raise Crash
+
+        with pytest.raises(Crash):
+            run_to_end(pipeline, root, spark, available_now=False, checkpoint_interval="1h", view=crash_early)
+    assert first_position(2).read_bytes() == first_position(1).read_bytes()

@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
 
 from tests.spark.played import PlayedPipeline, played
+from tidegate.errors import StageFailed
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.storage.inspection import examine
+
+
+def waiting(*, is_active: bool = True) -> Any:
+    """What a stage sees of a query that waits for data, or has ended."""
+    status = {"message": "Waiting for data to arrive"}
+    return SimpleNamespace(isActive=is_active, status=status, exception=lambda: None, stop=lambda: None)
 
 
 def test_a_segment_that_one_of_two_sources_has_consumed_is_not_consumed(tmp_path: Path) -> None:
@@ -36,3 +49,61 @@ def test_a_segment_that_one_of_two_sources_has_consumed_is_not_consumed(tmp_path
         assert stage.channel.sequence == 2
         assert not stage.aligner.checkpoints
         assert stage.lag == 0
+
+
+def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_after(tmp_path: Path) -> None:
+    with played(tmp_path, config=CheckpointConfig(interval_ms=3_600_000, max_concurrent=2)) as pipeline:
+        generation = pipeline.generation
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        pipeline.table.may_commit.clear()
+        pipeline.one_batch_each()
+        slow = generation.trigger()
+        pipeline.poll_until(lambda: generation.completed(slow))
+        written: list[Path] = []
+        under_way: list[int] = []
+        for _ in range(2):  # the source has done its part of both when the clean-up begins
+            written += [pipeline.played["rows"].run_batch() for _ in range(3)]
+            generation.poll()
+            under_way.append(generation.trigger())
+            pipeline.poll_until(lambda: "rows" not in generation.coordinator.missing(under_way[-1]))
+        pipeline.table.may_commit.set()
+        pipeline.poll_until(lambda: pipeline.table.batches == [0, 1] and generation._cleaning is None)
+        for path in written:
+            handed_on = pipeline.played["middle"].run_batch(path)
+            generation.poll()
+            pipeline.played["table"].run_batch(handed_on)
+            generation.poll()
+        pipeline.poll_until(lambda: generation.completed(under_way[1]))
+        log = pipeline.root.decisions.read()
+        for checkpoint_id in under_way:
+            examine(pipeline.root.store, pipeline.root.paths, log, checkpoint_id)
+
+
+@pytest.mark.parametrize("polled", [0, 1])
+def test_a_stage_that_spark_has_overrun_says_so(tmp_path: Path, polled: int) -> None:
+    """The control thread did not run for a hundred batches, and Spark has deleted the entries that it would look at."""
+    with played(tmp_path) as pipeline:
+        for _ in range(polled):
+            pipeline.one_batch_each()
+        for _ in range(150):
+            pipeline.played["rows"].run_batch()
+        pipeline.generation.stages["rows"].query = waiting(is_active=False)
+        pipeline.generation.poll()
+        with pytest.raises(StageFailed, match=f"'rows' failed: batch {polled} was committed and deleted"):
+            pipeline.generation.check_queries()
+
+
+def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) -> None:
+    """Such as one without data, which a watermark that has moved makes Spark run."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        for _ in range(3):
+            pipeline.generation.poll()
+        stage, spark = pipeline.generation.stages["middle"], pipeline.played["middle"]
+        stage.query = waiting()
+        idle = [stage.is_idle]
+        spark.write(spark.output / "late.parquet", '{"logOffset":0}')
+        idle.append(stage.is_idle)
+        pipeline.generation.poll()
+        assert [*idle, stage.is_idle] == [True, False, True]

@@ -250,8 +250,9 @@ def test_an_option_that_cannot_be_is_refused_by_name(
         ("x = 1", None, ("0 pipelines", "tidegate.Pipeline(name)")),
         ("import tidegate as tg\na = tg.Pipeline('one')\nb = tg.Pipeline('two')", None, ("one, two", "--pipeline")),
         ("import tidegate as tg\na = tg.Pipeline('one')", "three", ("'three'", "one")),
+        ("import sys\nsys.exit(0)", None, ("cannot be loaded at line 2", "SystemExit")),
     ],
-    ids=["none", "several", "another"],
+    ids=["none", "several", "another", "one that exits"],
 )
 def test_a_file_without_the_pipeline_says_which_it_has(
     text: str, name: str | None, words: tuple[str, ...], tmp_path: Path
@@ -439,6 +440,26 @@ def test_an_input_that_is_taken_but_not_read_is_refused(tmp_path: Path, spark: S
 
     (tmp_path / "in").mkdir()
     with pytest.raises(InvalidPipeline, match="sink 'table' takes 'others' but does not read it"):
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_source_that_removes_what_it_has_read_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    """A restart would look in vain for what lies between the checkpoint and the last batch."""
+    pipeline = tg.Pipeline("cleaned")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return spark.readStream.schema("id long").option("CleanSource", "delete").json(str(tmp_path / "in"))
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows
+
+    (tmp_path / "in").mkdir()
+    with pytest.raises(InvalidPipeline, match="source 'rows' has cleanSource=delete"):
         run_to_end(pipeline, tmp_path / "root", spark)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
+import os
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, NoReturn
 
 import typer
 
 from tidegate import __version__
 from tidegate.cli import checkpoints, demo, graph, run, simulate, status, verify
-from tidegate.cli.exits import code_of
+from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
 
 app = typer.Typer(
@@ -47,10 +50,37 @@ def _options(
 
 def main() -> None:
     """The one place where an error becomes a line on stderr and an exit code."""
+    _prepare_streams()
     try:
         app(prog_name="tidegate")
     except TidegateError as error:
         logging.getLogger("tidegate").debug("the command failed", exc_info=True)
-        is_terminal = sys.stderr.isatty()
-        typer.echo(f"{typer.style('error:', fg='red') if is_terminal else 'error:'} {error}", err=True)
-        sys.exit(code_of(error))
+        _fail(str(error), code_of(error))
+    except OSError as error:
+        if not _stdout_is_broken():
+            raise
+        _fail(f"the answer could not be written to stdout: {error.strerror}", Exit.FAILED)
+
+
+def _fail(message: str, code: Exit) -> NoReturn:
+    is_terminal = sys.stderr.isatty()
+    typer.echo(f"{typer.style('error:', fg='red') if is_terminal else 'error:'} {message}", err=True)
+    sys.exit(code)
+
+
+def _prepare_streams() -> None:
+    """Who has closed a stream wants to hear nothing on it; who reads ASCII gets a ? for what that lacks."""
+    nowhere = Path(os.devnull)
+    sys.stdout = sys.stdout or nowhere.open("w", encoding="utf-8")
+    sys.stderr = sys.stderr or nowhere.open("w", encoding="utf-8")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _stdout_is_broken() -> bool:
+    """Whether the system refuses what is written there, as on a full disk. The error itself does not say where."""
+    try:
+        print(flush=True)
+    except OSError:
+        return True
+    return False

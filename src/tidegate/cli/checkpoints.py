@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table
@@ -144,7 +145,7 @@ def _print_list(inspected: InspectedRoot, listed: list[Listed], out: Console) ->
             *("" if ms is None else as_duration(ms) for ms in (each.duration_ms, each.alignment_ms)),
             *("" if size is None else as_bytes(size) for size in (each.new_bytes, each.total_bytes)),
             as_bytes(each.in_flight_bytes) if each.in_flight_bytes else "",
-            each.state if each.why is None else f"{each.state}: {each.why}",
+            Text(each.state if each.why is None else f"{each.state}: {each.why}"),  # a reason may hold brackets
         )
     out.print(table)
 

@@ -23,6 +23,7 @@ from rich.rule import Rule
 
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
+from tidegate.cli.options import check_writable
 from tidegate.cli.tables import run_tables
 from tidegate.cli.text import plain_table
 from tidegate.spark.remote import read_status
@@ -75,6 +76,8 @@ def demo_command(
 
     Example: tidegate demo
     """
+    if svg is not None:
+        check_writable("--svg", svg)
     teller = _Teller()
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name:
         folder = Path(name)

@@ -10,7 +10,8 @@ import typer
 
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.drawing.layout import DrawnStage
-from tidegate.errors import NoRoot
+from tidegate.cli.options import check_writable
+from tidegate.errors import ForeignRoot, NoRoot
 
 
 class Format(enum.StrEnum):
@@ -34,11 +35,12 @@ def graph_command(
 
     Example: tidegate graph state/orders --format svg --out orders.svg
     """
-    name, stages = _of_root(target) if target.is_dir() else _of_file(target, pipeline)
+    name, stages = _of_root(target, pipeline) if target.is_dir() else _of_file(target, pipeline)
     drawn = _drawn(stages, form, f"pipeline {name}")
     if out is None:
         typer.echo(drawn, nl=not drawn.endswith("\n"))
     else:
+        check_writable("--out", out)
         out.write_text(drawn, encoding="utf-8")
 
 
@@ -56,8 +58,10 @@ def _drawn(stages: list[DrawnStage], form: Format, title: str) -> str:
     return as_text(stages)
 
 
-def _of_root(root: Path) -> tuple[str, list[DrawnStage]]:
+def _of_root(root: Path, name: str | None) -> tuple[str, list[DrawnStage]]:
     inspected, manifest = newest_manifest(root)
+    if name not in (None, inspected.pipeline):
+        raise ForeignRoot(f"{root} belongs to pipeline {inspected.pipeline!r}, not to {name!r}; name its own or none")
     if manifest is None:
         raise NoRoot(
             f"{root} has no checkpoint yet, so it does not say how pipeline {inspected.pipeline!r} looks; draw its "

@@ -39,7 +39,7 @@ def _load(file: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except TidegateError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
         where = f" at line {own[-1]}" if own else ""
         raise InvalidPipeline(f"{file} cannot be loaded{where}: {type(error).__name__}: {error}") from error

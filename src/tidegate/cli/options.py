@@ -7,12 +7,20 @@ from typing import Annotated
 
 import typer
 
-from tidegate.errors import TidegateError
+from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
 
 RootFolder = Annotated[Path, typer.Option("--root", help="The folder that holds the pipeline's checkpoints.")]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Asked of the file system itself, which leaves an empty file where there was none."""
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InvalidConfig(f"{option} {path} cannot be written: {error.strerror}") from error
 
 
 def parse_checkpoint(text: str) -> int:

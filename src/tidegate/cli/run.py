@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+if TYPE_CHECKING:
+    from tidegate.cli.view import View
+    from tidegate.spark.status import RunStatus
 
 
 def run_command(
@@ -50,10 +56,29 @@ def run_command(
         run_pipeline(
             chosen,
             root,
-            view=view.update,
+            view=_shown(view),
             checkpoint_interval=checkpoint_interval,
             available_now=available_now,
             take_over=take_over,
             restarts=restarts,
             conf={key: value for key, _, value in settings},
         )
+
+
+def _shown(view: View) -> Callable[[RunStatus], None]:
+    """The view of a run, which goes on if what it does cannot be shown."""
+    has_failed = False
+
+    def show(status: RunStatus) -> None:
+        nonlocal has_failed
+        if has_failed:
+            return
+        try:
+            view.update(status)
+        except OSError:
+            raise  # there is nowhere to show it any more
+        except Exception:
+            has_failed = True
+            logging.getLogger("tidegate").exception("what the run does cannot be shown any more; it goes on")
+
+    return show

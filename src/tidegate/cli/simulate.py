@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ def _print_tally(tally: Tally, seconds: float) -> None:
         f"{tally.refused:,} recoveries refused because a checkpoint was damaged"
     )
     for failure in tally.failures[:20]:
-        console.print(f"[red]seed {failure['seed']}[/]: {failure['failure']}")
+        console.print(f"[red]seed {failure['seed']}[/]: {escape(str(failure['failure']))}")
         console.print(f"    replay it with: {failure['replay']}")
     if len(tally.failures) > 20:
         console.print(f"… and {len(tally.failures) - 20} more")
@@ -156,7 +157,7 @@ def _replay(seed: int, as_json: bool) -> None:
         console.print(f"rows: {scenario.rows}; {scenario.config}; {scenario.faults}", markup=False)
         for line in outcome.trace:
             console.print(line, markup=False)
-        verdict = f"[red]{outcome.failure}" if outcome.failure else "[green]every guarantee held"
+        verdict = f"[red]{escape(outcome.failure)}" if outcome.failure else "[green]every guarantee held"
         console.print(verdict)
     if outcome.failure:
         raise typer.Exit(1)

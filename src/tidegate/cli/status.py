@@ -15,7 +15,7 @@ from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
-from tidegate.spark.remote import Life, ask_for_checkpoint, look
+from tidegate.spark.remote import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
 from tidegate.spark.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.lock import holder
@@ -28,7 +28,7 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
 
     Of a run that is alive: its stages, the checkpoint in progress, the last ones that ended. Of one that is not: how
     it ended, and what the next run starts from. Exits with 0 if a run is alive, with 6 if none is, with 7 if one
-    holds the root but has not been heard of for a while.
+    holds the root but has not been heard of for 15 seconds, or for 5 minutes while it starts.
 
     Example: tidegate status --root state/orders
     """
@@ -52,25 +52,29 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
 
 
 def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None, out: Console) -> None:
-    if status is None or status.state in ("finished", "failed"):  # of an earlier run: this one has not spoken yet
-        out.print(f"pipeline {inspected.pipeline} is starting (process {holder(inspected.paths.lock)})")
-        return
-    process = f"process {status.pid} on {status.host}"
+    spoken = status if has_spoken(status) else None
+    process = f"process {holder(inspected.paths.lock)}" if spoken is None else f"process {spoken.pid} on {spoken.host}"
+    state = "starting" if spoken is None else spoken.state
     if life is Life.HANGING:
+        heard = last_heard_of(inspected.paths, status).isoformat()
         out.print(
             f"[red]pipeline {inspected.pipeline} hangs:[/] {process} holds the root, but was last heard of at "
-            f"{as_time(status.updated_at)} UTC, {age(status.updated_at)} ago. If it does not come back: stop it, or "
-            f"start another with --take-over"
+            f"{as_time(heard)} UTC, {age(heard)} ago, when it was {state}. If it does not come back: stop it, or start "
+            f"another with --take-over"
         )
+    elif spoken is None:
+        out.print(f"pipeline {inspected.pipeline} is starting ({process})")
     else:
         out.print(
-            f"pipeline {inspected.pipeline} is [green]{status.state}[/] in {process}, since "
-            f"{as_time(status.started_at)} UTC ({age(status.started_at)})"
+            f"pipeline {inspected.pipeline} is [green]{state}[/] in {process}, since "
+            f"{as_time(spoken.started_at)} UTC ({age(spoken.started_at)})"
         )
-    if status.why is not None:
-        out.print(status.why, markup=False)
-    if status.stages:
-        out.print(run_tables(status))
+    if spoken is None:
+        return
+    if spoken.why is not None:
+        out.print(spoken.why, markup=False)
+    if spoken.stages:
+        out.print(run_tables(spoken))
 
 
 def _print_stopped(

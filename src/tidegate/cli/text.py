@@ -15,6 +15,7 @@ from rich.table import Table
 _UNITS: Final = ("kB", "MB", "GB", "TB")
 _PIPED_WIDTH: Final = 160
 _LEAST_WIDTH: Final = 110
+_MS_PER_YEAR: Final = 31_556_952_000
 
 
 def console() -> Console:
@@ -59,8 +60,15 @@ def as_duration(ms: int | float) -> str:
 
 
 def as_time(moment: str | int) -> str:
-    """An ISO time, or milliseconds since 1970, in UTC, to the second."""
-    at = datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
+    """An ISO time, or milliseconds since 1970, in UTC, to the second.
+
+    Milliseconds come from watermarks, and so from the times in a user's rows: they can be any, also of a year that no
+    calendar of ours has. Of such a moment the year is told, more or less.
+    """
+    try:
+        at = datetime.fromtimestamp(moment / 1000, UTC) if isinstance(moment, int) else datetime.fromisoformat(moment)
+    except (ValueError, OverflowError, OSError):
+        return f"about year {1970 + moment // _MS_PER_YEAR}" if isinstance(moment, int) else moment
     return f"{at:%Y-%m-%d %H:%M:%S}"
 
 

@@ -1,4 +1,4 @@
-"""`tidegate verify`: read every file of a checkpoint against its checksum."""
+"""`tidegate verify`: check the manifest and every file in the root of a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ class Verified(msgspec.Struct):
 
 
 def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
-    """Read every file of every checkpoint that can be restored, or of one, against its checksum.
+    """Check the files of every checkpoint that can be restored, or of one.
+
+    Manifests and the files of snapshots are read against their checksums. Files in flight are checked by their size.
+    Tables, and rows that are staged for them, are not looked at.
 
     Exits with 4 if anything is missing or is not what it was, and names each such file. Works beside a run that is
     alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is not damaged.
@@ -69,7 +72,7 @@ def _print(inspected: InspectedRoot, verified: list[Verified], out: Console) -> 
     if not verified:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet: there is nothing to verify")
         return
-    table = plain_table(("checkpoint", "state"), ("files read", "bytes"), title=f"pipeline {inspected.pipeline}")
+    table = plain_table(("checkpoint", "state"), ("files", "bytes"), title=f"pipeline {inspected.pipeline}")
     for each in verified:
         state = {"damaged": "[red]damaged[/]", "removed": "removed by the run meanwhile"}.get(each.state, each.state)
         table.add_row(each.checkpoint, state, f"{each.files:,}", as_bytes(each.bytes))

@@ -149,6 +149,10 @@ class Generation:
             return definition.sink.staging_folder(self._places[definition.name], self.generation)
         return self._paths.absolute(f"{self._paths.stage(self.generation, definition.name)}/output")
 
+    def checkpoint_of(self, definition: StageDefinition) -> Path:
+        """Spark's own, of a stage's query."""
+        return self._paths.absolute(self._paths.spark_checkpoint(self.generation, definition.name))
+
     # -- one round --------------------------------------------------------------------------------
 
     def poll(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -94,23 +94,46 @@ def build(
         raise InvalidPipeline(f"{what} returned a DataFrame that is not streaming; start it from a stream it reads")
     _check_columns(what, frame)
     _check_output_mode(what, definition, frame)
+    if not gates:
+        _check_source(what, frame)
+        return Built(frame, ())
     return Built(frame, _sources(what, frame, gates))
+
+
+def _streams(frame: DataFrame) -> Iterator[Any]:
+    """The streams that a stage reads, as the leaves of its plan, in Spark's order."""
+    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
+    return (leaf for leaf in (leaves.apply(index) for index in range(leaves.size())) if leaf.isStreaming())
+
+
+def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
+    """An option of a stream, if it is of a file source."""
+    if leaf.nodeName() != _FILE_SOURCE:
+        return None
+    jvm = frame.sparkSession._jvm
+    assert jvm is not None
+    found = jvm.org.apache.spark.sql.catalyst.util.CaseInsensitiveMap(leaf.dataSource().options()).get(name)
+    return str(found.get()) if found.isDefined() else None
+
+
+def _check_source(what: str, frame: DataFrame) -> None:
+    """A source must be able to go back to a checkpoint, though Spark has committed batches since."""
+    for leaf in _streams(frame):
+        cleaning = _option(frame, leaf, "cleanSource") or "off"
+        if cleaning.lower() != "off":
+            raise InvalidPipeline(
+                f"{what} has cleanSource={cleaning}: files of a batch would be gone that a restart reads again; leave "
+                f"the option out, and remove old files otherwise"
+            )
 
 
 def _sources(what: str, frame: DataFrame, gates: dict[str, Path]) -> tuple[StageSource, ...]:
     """The streaming sources, as Spark orders and numbers them: by the plan's leaves, equal ones being one source."""
-    if not gates:
-        return ()
     names = {str(gate): name for name, gate in gates.items()}
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
     different: list[Any] = []
     found: list[StageSource] = []
-    for leaf in (leaves.apply(index) for index in range(leaves.size())):
-        if not leaf.isStreaming():
-            continue
-        options = leaf.dataSource().options() if leaf.nodeName() == _FILE_SOURCE else None
-        path = options.get("path") if options is not None else None
-        name = names.get(path.get()) if path is not None and path.isDefined() else None
+    for leaf in _streams(frame):
+        name = names.get(_option(frame, leaf, "path") or "")
         if name is None:
             raise InvalidPipeline(f"{what} reads a stream of its own; make a source of it, and take that as an input")
         equal = [number for number, each in enumerate(different) if each.equals(leaf)]
@@ -163,7 +186,7 @@ def _first_line(error: PySparkException) -> str:
     return str(error).split("\n", 1)[0].strip()[:400]
 
 
-def start(
+def prepared(
     definition: StageDefinition,
     frame: DataFrame,
     checkpoint: Path,
@@ -171,8 +194,8 @@ def start(
     stage_rows: Callable[[DataFrame, int], None] | None,
     *,
     available_now: bool,
-) -> StreamingQuery:
-    """Start the stage's query: native Parquet files in append mode, a folder per batch in the others.
+) -> Callable[[], StreamingQuery]:
+    """What starts the stage's query: native Parquet files in append mode, a folder per batch in the others.
 
     `stage_rows` stages the batches of a sink that does so itself.
     """
@@ -181,7 +204,7 @@ def start(
     if available_now:
         writer = writer.trigger(availableNow=True)
     if stage_rows is not None:
-        return writer.foreachBatch(stage_rows).start()
+        return writer.foreachBatch(stage_rows).start
     partition_by = definition.sink.partition_by if isinstance(definition.sink, FileSink) else ()
     if definition.output_mode != "append":
 
@@ -189,7 +212,7 @@ def start(
             writing = batch.write.mode("overwrite").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             writing.partitionBy(*partition_by).parquet(str(batch_folder(output, batch_id)))
 
-        return writer.foreachBatch(write).start()
+        return writer.foreachBatch(write).start
     if partition_by:
         writer = writer.partitionBy(*partition_by)
-    return writer.format("parquet").option("path", str(output)).start()
+    return writer.format("parquet").option("path", str(output)).start

@@ -22,7 +22,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeGuard
 
 import msgspec
 
@@ -41,8 +41,10 @@ _WRITE_EVERY_S: Final = 1.0
 _LOOK_EVERY_S: Final = 0.2
 _FORGET_ANSWERS_AFTER_S: Final = 60.0
 _ASK_EVERY_S: Final = 0.05
-# The run writes every second. Long enough that a busy machine is not taken for one that hangs.
+# A run at work writes every second. Long enough that a busy machine is not taken for one that hangs.
 _STALE_AFTER_S: Final = 15.0
+# It writes nothing while it starts: Spark, its packages and the files of a checkpoint take their time.
+_STALE_WHILE_STARTING_S: Final = 300.0
 
 _REQUEST: Final = ".request"
 _ANSWER: Final = ".answer"
@@ -99,7 +101,8 @@ class Remote:
         status = self._observer.observe(generation)
         now = time.monotonic()
         if now - self._written_s >= _WRITE_EVERY_S:
-            self._lock.take_if_free()  # a run that took over holds it once the other one is gone
+            with suppress(OSError):
+                self._lock.take_if_free()  # a run that took over holds it once the other one is gone
             self._write(status)
         return status
 
@@ -209,11 +212,13 @@ class Life(enum.Enum):
 
 
 def read_status(paths: RootPaths) -> RunStatus | None:
-    """What the last run said last; None if there was none, or one of another version."""
+    """What the last run said last; None if nothing, or if it cannot be understood: of another version, or damaged."""
     try:
-        return msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
-    except (OSError, msgspec.MsgspecError):
+        status = msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
+        times = [datetime.fromisoformat(moment) for moment in (status.started_at, status.updated_at)]
+    except (OSError, ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
         return None
+    return status if all(moment.tzinfo is not None for moment in times) else None
 
 
 def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
@@ -222,13 +227,24 @@ def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
     status = read_status(paths)
     if not is_alive:
         return Life.STOPPED, status
-    if status is not None and status.state == "running" and _age_s(status) > _STALE_AFTER_S:
-        return Life.HANGING, status
-    return Life.ALIVE, status
+    is_at_work = status is not None and status.state == "running"
+    silent_s = (datetime.now(UTC) - last_heard_of(paths, status)).total_seconds()
+    is_silent = silent_s > (_STALE_AFTER_S if is_at_work else _STALE_WHILE_STARTING_S)
+    return Life.HANGING if is_silent else Life.ALIVE, status
 
 
-def _age_s(status: RunStatus) -> float:
-    return (datetime.now(UTC) - datetime.fromisoformat(status.updated_at)).total_seconds()
+def has_spoken(status: RunStatus | None) -> TypeGuard[RunStatus]:
+    """Whether a status is of the run that holds the root, and not of one that has ended before it."""
+    return status is not None and status.state not in ("finished", "failed")
+
+
+def last_heard_of(paths: RootPaths, status: RunStatus | None) -> datetime:
+    """When the run that holds the root gave its last sign. One that has not spoken yet has taken the lock."""
+    if has_spoken(status):
+        return datetime.fromisoformat(status.updated_at)
+    # The status too: one that this version cannot understand shows that the run lives.
+    signs = [path.stat().st_mtime for path in (paths.lock, paths.status) if path.exists()]
+    return datetime.fromtimestamp(max(signs, default=0), UTC)
 
 
 def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
@@ -240,9 +256,7 @@ def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
     deadline = time.monotonic() + timeout_s
     try:
         while True:
-            if not request.exists():  # a run that starts removes what it finds
-                paths.requests.mkdir(exist_ok=True)
-                _write_whole(request, b"{}")
+            _make_request(request)
             is_alive = is_held(paths.lock)  # before looking for the answer: a run's last act is to answer
             with suppress(FileNotFoundError):
                 return _taken(msgspec.json.decode(answer.read_bytes(), type=Answer))
@@ -256,6 +270,18 @@ def ask_for_checkpoint(paths: RootPaths, timeout_s: float) -> CheckpointStatus:
             time.sleep(_ASK_EVERY_S)
     finally:
         _remove(request, answer)
+
+
+def _make_request(request: Path) -> None:
+    """If it is not there, or no longer: a run that starts removes what it finds."""
+    try:
+        if not request.exists():
+            request.parent.mkdir(exist_ok=True)
+            _write_whole(request, b"{}")
+    except OSError as error:
+        raise RequestFailed(
+            f"the run cannot be asked: {error.strerror}: {request.parent} must be a folder that you may write"
+        ) from error
 
 
 def _taken(answer: Answer) -> CheckpointStatus:

@@ -58,6 +58,11 @@ class Root:
                 f"root of its own"
             )
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether nothing was ever decided on it."""
+        return not self.store.list(RootPaths.DECISIONS)
+
     # -- opening a generation ---------------------------------------------------------------------
 
     def recovered(
@@ -105,6 +110,7 @@ class Root:
     ) -> Opened | None:
         """Claim the next generation. None if a checkpoint was completed meanwhile: recover again."""
         claimant = claimant or uuid.uuid4().hex
+        self._claim_root()  # a run that failed beside this one may have removed the root that it had made
         proposed = log.opening(claimant, None if base is None else base.checkpoint_id)
         answer, log = self.decisions.claim(proposed)
         if answer is ClaimAnswer.RECONSIDER:

@@ -12,33 +12,46 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from pyspark import inheritable_thread_target
 
-from tidegate.errors import CheckpointError, CheckpointsFailed, InvalidConfig, StageFailed, Superseded
+from tidegate.errors import (
+    CheckpointError,
+    CheckpointsFailed,
+    InvalidConfig,
+    RecoveryRefused,
+    StageFailed,
+    Superseded,
+)
 from tidegate.protocol.config import CheckpointConfig, as_ms
+from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
-from tidegate.sinks.contract import SinkPlace
+from tidegate.protocol.recovery import checkpoint_name
+from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
-from tidegate.spark.filelog import restart_source_logs
+from tidegate.spark.filelog import StageSource, restart_source_logs
 from tidegate.spark.generation import Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions, check_settings, local_session
-from tidegate.spark.snapshot import restore_checkpoint
+from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.lock import RootLock
-from tidegate.storage.manifest import StageShape
+from tidegate.storage.manifest import Manifest, StageShape
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -50,7 +63,7 @@ _log = logging.getLogger("tidegate")
 # the next batch is a hundred milliseconds away.
 _PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
-_WAITING: Final = "Waiting for data to arrive"
+_LONGEST_PAUSE_S: Final = 60.0
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 View = Callable[[RunStatus], None]
@@ -96,12 +109,12 @@ def run_pipeline(
     settings = _settings(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
-    folder = Path(root).absolute()
+    folder = Path(os.path.abspath(root))  # noqa: PTH100 - without "..", as Spark names it in its logs
     if found := set(str(folder)) & _PATTERN_CHARACTERS:
         raise InvalidConfig(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
         )
-    existed = folder.exists()
+    existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
@@ -113,7 +126,7 @@ def run_pipeline(
                     run.run()
                     remote.ended_because = "it was told to stop" if stop.wanted else "all its input is consumed"
                 finally:
-                    if not existed and not run.has_opened:
+                    if not existed and root_of_run.is_unused:
                         shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
 
@@ -121,13 +134,21 @@ class _Stop:
     """Set by Ctrl-C or SIGTERM. A second one stops at once."""
 
     def __init__(self) -> None:
-        self.wanted = False
+        self._event = threading.Event()
+
+    @property
+    def wanted(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long, or until it is wanted. Tells whether it is."""
+        return self._event.wait(seconds)
 
     def __call__(self, number: int, _frame: object) -> None:
         if self.wanted:
             raise KeyboardInterrupt
         _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
-        self.wanted = True
+        self._event.set()
 
 
 @contextmanager
@@ -165,35 +186,42 @@ class _Run:
         self._view = view
         self._stop = stop
         self._remote = remote
-        self.has_opened = False
+        # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
+        # it has opened one itself.
+        self._newest_generation = None if options.take_over else root.decisions.read().generation
 
     def run(self) -> None:
         failures = 0
         while True:
             generation = self._open()
+            self._newest_generation = generation.generation
             self._waited_at: dict[str, int] = {}
             started = time.monotonic()
             try:
                 self._drive(generation)
                 return
             except (StageFailed, CheckpointsFailed) as error:
-                self._check_not_superseded(generation)
+                self._check_not_superseded()
                 if time.monotonic() - started > 60:
                     failures = 0  # it ran well for a while: this is another failure, not the same again
                 failures += 1
                 if failures > self._options.restarts or self._stop.wanted:
                     raise
                 pause_s = as_ms("restart_pause", self._options.restart_pause) * 2 ** (failures - 1) / 1000
+                pause_s = min(pause_s, _LONGEST_PAUSE_S)
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
                 self._remote.restarting(str(error))
+                failure = error
             finally:
                 generation.stop()
-            time.sleep(pause_s)
+            if self._stop.wait(pause_s):
+                raise failure
 
-    def _check_not_superseded(self, generation: Generation) -> None:
+    def _check_not_superseded(self) -> DecisionLog:
         log = self._root.decisions.read()
-        if log.generation > generation.generation:
-            raise Superseded(generation.generation, log.generation)
+        if self._newest_generation is not None and log.generation > self._newest_generation:
+            raise Superseded(self._newest_generation, log.generation)
+        return log
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -209,27 +237,21 @@ class _Run:
             if each.sink is not None
         }
         sinks = {each.name: (each.sink, places[each.name]) for each in self._definitions if each.sink is not None}
-        modes = {each.name: each.output_mode for each in self._definitions}
         sessions = StageSessions(self._session)
         while True:
-            number = self._root.decisions.read().generation + 1
-            folder = self._root.paths.absolute(self._root.paths.generation(number))
-            try:
-                built = self._build(sessions, folder)
-                shape = self._shape(built)
-                log, base = self._root.recovered(sinks, shape)
+            # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
+            # is made there before, which is empty folders, stays there if it comes to nothing.
+            number = self._check_not_superseded().generation + 1
+            built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
+            shape = self._shape(built)
+            log, base = self._root.recovered(sinks, shape)
+            self._check_tables(sinks, built, base)
+            if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
-                    sink.check_table(place, built[name].schema, modes[name])
-                for name, (sink, place) in sinks.items():
                     sink.prepare_table(place, built[name].schema)
-                opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
-            except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
-                raise
+            opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
             if opened is not None:
                 break
-            shutil.rmtree(folder, ignore_errors=True)
-        self.has_opened = True
         reached(Step.GENERATION_OPENED)
         generation = Generation(
             self._definitions, opened, self._root.paths, self._root.store, self._options.config(), places
@@ -240,6 +262,29 @@ class _Run:
             generation.stop()
             raise
         return generation
+
+    def _check_tables(
+        self, sinks: dict[str, tuple[Sink, SinkPlace]], built: dict[str, queries.Built], base: Manifest | None
+    ) -> None:
+        """Whether the tables can take what the stages write, and are those that the checkpoint goes with."""
+        modes = {each.name: each.output_mode for each in self._definitions}
+        for name, (sink, place) in sinks.items():
+            is_there = sink.check_table(place, built[name].schema, modes[name])
+            if base is None:
+                continue
+            known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
+            if not is_there:
+                raise RecoveryRefused(
+                    f"{sink.describe()} of sink {name!r} is gone, but {known}. What to do: restore it, or start the "
+                    f"pipeline on a new root; nothing was changed"
+                )
+            then = base.shape[name].table
+            if then is not None and then != sink.table and not sink.facts(place).committed_epoch:
+                raise RecoveryRefused(
+                    f"sink {name!r} wrote to {then.kind} {then.address}. Now it would write to {sink.describe()}, that "
+                    f"holds nothing of this pipeline, but {known}. What to do: change it back, move the table there, "
+                    f"or start the pipeline on a new root; nothing was changed"
+                )
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
         """Call the functions against the gates that the generation will have."""
@@ -266,22 +311,15 @@ class _Run:
         }
 
     def _start(self, generation: Generation, built: dict[str, queries.Built]) -> None:
+        """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
+        starts = {}
         for definition in self._definitions:
             stage = generation.stages[definition.name]
-            folder = self._root.paths.absolute(self._root.paths.stage(generation.generation, definition.name))
             output = generation.output_of(definition)
-            start = stage.start
-            if output.exists():
-                shutil.rmtree(output)
-            restore_output(output, None if start is None else start.cut)
-            checkpoint = folder / "spark"
-            if start is not None:
-                restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
-                if start.cut is not None and definition.inputs:
-                    restart_source_logs(checkpoint, start.cut, built[definition.name].sources)
+            checkpoint = self._rebuild(generation, definition, output, built[definition.name].sources)
             reached(Step.STAGE_RESTORED)
             stage.open_gates(built[definition.name].sources)
-            stage.query = queries.start(
+            starts[definition.name] = queries.prepared(
                 definition,
                 built[definition.name].frame,
                 checkpoint,
@@ -289,8 +327,36 @@ class _Run:
                 stage.row_staging(built[definition.name].schema),
                 available_now=self._options.available_now and not definition.inputs,
             )
+        with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
+            started = {
+                name: threads.submit(inheritable_thread_target(self._session)(start))
+                for name, start in reversed(starts.items())
+            }
+        for name, query in started.items():
+            if query.exception() is None:
+                generation.stages[name].query = query.result()
+        for query in started.values():
+            query.result()  # or its error, when all that were started can be stopped
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
+
+    def _rebuild(
+        self, generation: Generation, definition: StageDefinition, output: Path, sources: tuple[StageSource, ...]
+    ) -> Path:
+        """A stage's folders as of the checkpoint that it starts from. Returns Spark's own."""
+        checkpoint = generation.checkpoint_of(definition)
+        start = generation.stages[definition.name].start
+        if output.exists():
+            shutil.rmtree(output)
+        cut = None if start is None else start.cut
+        restore_output(output, cut)
+        if start is not None:
+            restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
+        if cut is None and not definition.inputs:
+            keep_first_position(self._root.paths, generation.generation, definition.name)
+        elif cut is not None and definition.inputs:
+            restart_source_logs(checkpoint, cut, sources)
+        return checkpoint
 
     # -- driving ----------------------------------------------------------------------------------
 
@@ -337,8 +403,8 @@ class _Run:
         for stage in generation.stages.values():
             if not stage.definition.inputs:
                 all_done &= stage.ended
-            elif stage.has_consumed_all and stage.query is not None:
-                if stage.query.status["message"] == _WAITING:
+            elif stage.has_consumed_all:
+                if stage.is_idle:
                     self._waited_at[stage.name] = stage.batch
                 all_done &= self._waited_at.get(stage.name) == stage.batch
             else:

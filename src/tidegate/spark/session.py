@@ -29,6 +29,8 @@ _STREAMING: Final = {
     ),
     "spark.sql.streaming.fileSink.log.compactInterval": str(NEVER_COMPACT),
     "spark.sql.streaming.numRecentProgressUpdates": "4",
+    # A batch is looked at, and a snapshot of it is taken, before Spark deletes its entries.
+    "spark.sql.streaming.minBatchesToRetain": "100",
     # How soon an idle query looks again; at Spark's 10 ms five idle queries take half a core.
     "spark.sql.streaming.pollingDelay": "20ms",
     # A manifest holds the SHA-256 of every file that a checkpoint needs; a second checksum file for each is not needed.

@@ -51,7 +51,8 @@ def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
     """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`."""
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
     names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
-    if f"offsets/{batch}" not in names or f"commits/{batch}" not in names:
+    needed = {f"offsets/{batch}", f"commits/{batch}", f"offsets/{max(0, batch - 1)}"}
+    if not needed <= set(names):
         raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
     if not reads_gates:
         names += _source_files(checkpoint, batch)
@@ -145,7 +146,11 @@ def _shared_files(snapshot: Path) -> list[str]:
 
 
 class Snapshotter:
-    """Keeps the snapshots of one stage in one generation."""
+    """Keeps the snapshots of one stage in one generation.
+
+    Snapshots are taken on the stage's upload thread, forgotten on the control thread, and looked at (`in_use`) on the
+    clean-up thread.
+    """
 
     def __init__(
         self, paths: RootPaths, generation: int, stage: str, held: Mapping[str, SnapshotFile], *, reads_gates: bool
@@ -155,37 +160,47 @@ class Snapshotter:
         self._paths = paths
         self._generation = generation
         self._stage = stage
-        self._checkpoint = paths.absolute(f"{paths.stage(generation, stage)}/spark")
+        self._checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
         self._held = dict(held)
+        self._taken: dict[int, frozenset[str]] = {}
         self._keeping: set[str] = set()
 
     @property
     def in_use(self) -> frozenset[str]:
-        """Stored files that this or the next snapshot refers to. Read it after listing the store, never before."""
-        return frozenset(file.stored for file in self._held.values()) | frozenset(tuple(self._keeping))
+        """Stored files that the next snapshot, or one of a checkpoint that is yet to be decided, refers to.
 
-    def take(self, batch: int, *, full: bool) -> tuple[tuple[SnapshotFile, ...], int]:
+        Read it after listing the store, never before. What is being kept comes first here, because it moves to the
+        others.
+        """
+        keeping = frozenset(tuple(self._keeping))
+        taken = tuple(self._taken.values())
+        return keeping.union(*taken, (file.stored for file in self._held.values()))
+
+    def take(self, checkpoint_id: int, batch: int, *, full: bool) -> tuple[tuple[SnapshotFile, ...], int]:
         """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store."""
         held = {} if full else self._held
-        self._keeping.clear()
-        files: dict[str, SnapshotFile] = {}
-        new_bytes = 0
-        for name in files_at(self._checkpoint, batch, reads_gates=self._reads_gates):
-            known = held.get(name)
-            if known is None:
-                known = self._keep(name)
-                new_bytes += known.size_bytes
-            files[name] = known
+        names = dict.fromkeys(files_at(self._checkpoint, batch, reads_gates=self._reads_gates))
+        fresh = {
+            name: self._paths.snapshot_file(self._generation, self._stage, name) for name in names if name not in held
+        }
+        self._keeping.update(fresh.values())
+        # All links before any checksum, which takes time: Spark deletes what it no longer needs itself.
+        for name, stored in fresh.items():
+            link(self._checkpoint / name, self._paths.absolute(stored))
+        files = {name: self._described(name, fresh[name]) if name in fresh else held[name] for name in names}
+        self._taken[checkpoint_id] = frozenset(file.stored for file in files.values())
         self._held = files
-        return tuple(files.values()), new_bytes
+        self._keeping.clear()  # only now: what a snapshot that failed has linked may be wanted by the next
+        return tuple(files.values()), sum(files[name].size_bytes for name in fresh)
 
-    def _keep(self, name: str) -> SnapshotFile:
-        stored = self._paths.snapshot_file(self._generation, self._stage, name)
-        self._keeping.add(stored)
-        target = self._paths.absolute(stored)
-        source = self._checkpoint / name
-        link(source, target)
-        size_bytes, sha256 = checksum(target)
+    def forget(self, through_checkpoint: int) -> None:
+        """Checkpoints up to this one are decided, so what is needed of them is known elsewhere; or given up."""
+        for checkpoint_id in tuple(self._taken):
+            if checkpoint_id <= through_checkpoint:
+                del self._taken[checkpoint_id]
+
+    def _described(self, name: str, stored: str) -> SnapshotFile:
+        size_bytes, sha256 = checksum(self._paths.absolute(stored))
         return SnapshotFile(name, stored, size_bytes, sha256)
 
 
@@ -202,3 +217,19 @@ def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkp
             target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
         else:
             link(source, target)
+
+
+def keep_first_position(paths: RootPaths, generation: int, stage: str) -> None:
+    """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
+
+    Kafka's "latest" is such a stream. Spark notes where a source first stood before its first batch, as entry 0 of the
+    source's log; the generation before has it, whatever else it did.
+    """
+    checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
+    for older in range(generation - 1, 0, -1):
+        logs = paths.absolute(f"{paths.spark_checkpoint(older, stage)}/sources")
+        first = [path for path in logs.glob("*/0") if path.is_file()]
+        for path in first:
+            link(path, checkpoint / "sources" / path.parent.name / path.name)
+        if first:
+            return

@@ -38,6 +38,7 @@ from tidegate.spark.filelog import (
     StageSource,
     as_path,
     is_committed,
+    is_overrun,
     log_offset,
     read_offsets,
     read_source_log,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
+_WAITING: Final = "Waiting for data to arrive"
 
 
 class StagePlace(msgspec.Struct, frozen=True):
@@ -126,7 +128,7 @@ class RunningStage:
         self.name = definition.name
         self._place = place
         start = place.start
-        self._checkpoint = place.folder(self.name) / "spark"
+        self._checkpoint = place.paths.absolute(place.paths.spark_checkpoint(place.generation, self.name))
         self._channels = {name: channels[name] for name in definition.inputs}
         self.channel = channels[self.name]
         self._cursors = dict.fromkeys(definition.inputs, 0)
@@ -200,13 +202,27 @@ class RunningStage:
         self._finish_parts()
 
     def check_query(self) -> None:
-        """Raise if the query has failed; notice if it has ended."""
-        if self.query is None or self.ended or self.query.isActive:
+        """Raise if the query has failed, or has run away; notice if it has ended."""
+        if self.query is None or self.ended:
+            return
+        if is_overrun(self._checkpoint, self._next_batch):
+            raise StageFailed(
+                self.name,
+                f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
+                f"for a while",
+            )
+        if self.query.isActive:
             return
         error = self.query.exception()
         if error is not None:
             raise StageFailed(self.name, _short(str(error)))
-        self.ended = not is_committed(self._checkpoint, self.batch + 1)
+        self.ended = not is_committed(self._checkpoint, self._next_batch)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether its query waits for data, having committed nothing that was not taken up here."""
+        waits = self.query is not None and self.query.status["message"] == _WAITING
+        return waits and not is_committed(self._checkpoint, self._next_batch)
 
     @property
     def has_consumed_all(self) -> bool:
@@ -256,15 +272,19 @@ class RunningStage:
 
     # -- batches ----------------------------------------------------------------------------------
 
+    @property
+    def _next_batch(self) -> int:
+        """The one that Spark is to commit next, by what was taken up."""
+        return self.batch + len(self._half_consumed) + 1
+
     def _take_up_batches(self, now_ms: int) -> None:
         """Take up what Spark has committed since, as far as the stage can be cut behind it.
 
         Where two sources read one input (a join with itself), a segment may arrive between the two looking at the
         gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
         """
-        while is_committed(self._checkpoint, self.batch + len(self._half_consumed) + 1):
-            batch = self.batch + len(self._half_consumed) + 1
-            offsets = read_offsets(self._checkpoint, batch)
+        while is_committed(self._checkpoint, self._next_batch):
+            offsets = read_offsets(self._checkpoint, self._next_batch)
             self._half_consumed.append(offsets)
             if self._consume(offsets.sources):
                 taken, self._half_consumed = self._half_consumed, []
@@ -397,6 +417,7 @@ class RunningStage:
 
     def on_decided(self, checkpoint_id: int) -> None:
         self._parts.pop(checkpoint_id, None)
+        self._snapshotter.forget(checkpoint_id)
 
     def on_visible(self, through_batch: int) -> list[Path]:
         """The table shows everything up to this batch: its staged files are no longer needed."""
@@ -425,12 +446,14 @@ class RunningStage:
         reached(Step.STAGE_CUT)
         part = _Part(cut, self, self._now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
-        part.snapshot = self._uploads.submit(self._take, cut.batch, cut.barrier.is_full_snapshot)
+        part.snapshot = self._uploads.submit(
+            self._take, cut.barrier.checkpoint_id, cut.batch, cut.barrier.is_full_snapshot
+        )
 
-    def _take(self, batch: int | None, full: bool) -> tuple[tuple[SnapshotFile, ...], int, int]:
+    def _take(self, checkpoint_id: int, batch: int | None, full: bool) -> tuple[tuple[SnapshotFile, ...], int, int]:
         """Runs on the upload thread."""
         started = time.monotonic_ns()
-        files, new_bytes = ((), 0) if batch is None else self._snapshotter.take(batch, full=full)
+        files, new_bytes = ((), 0) if batch is None else self._snapshotter.take(checkpoint_id, batch, full=full)
         return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
 
     def _finish_parts(self) -> None:

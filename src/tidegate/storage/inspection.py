@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
+from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.storage.decisions import StoredDecisions
@@ -50,24 +50,35 @@ class CheckedFile(msgspec.Struct, frozen=True):
 
 
 def check_files(paths: RootPaths, manifest: Manifest) -> Iterator[CheckedFile]:
-    """Read every file that a checkpoint refers to against what its manifest says of it."""
+    """Check every file in the root that a checkpoint refers to against what its manifest says of it.
+
+    Files of snapshots are read against their checksums. Of files in flight the manifest has the size only. What a sink
+    has sealed is not looked at: it is removed once the table shows it, which only the table can tell.
+    """
+    for what, name, size_bytes, sha256 in _referred_to(manifest):
+        path = paths.absolute(name)
+        damage = None
+        try:
+            if sha256 is None:
+                if path.stat().st_size != size_bytes:
+                    damage = f"{what} is not what it was: size differs"
+            elif checksum(path) != (size_bytes, sha256):
+                damage = f"{what} is not what it was: checksum differs"
+        except FileNotFoundError:
+            damage = f"{what} is gone"
+        except OSError as error:
+            raise StoreUnavailable(f"{what} cannot be read: {error.strerror}") from error
+        yield CheckedFile(name, size_bytes, damage)
+
+
+def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None]]:
+    """Each file for people, by its name in the root, with its size and, if that is known, its checksum."""
     for stage, snapshot in manifest.stages.items():
         for file in snapshot.files:
-            damage = None
-            try:
-                if checksum(paths.absolute(file.stored)) != (file.size_bytes, file.sha256):
-                    damage = f"{file.stored} of stage {stage!r} is not what it was: checksum differs"
-            except FileNotFoundError:
-                damage = f"{file.stored} of stage {stage!r} is gone"
-            except OSError as error:
-                raise StoreUnavailable(f"{file.stored} of stage {stage!r} cannot be read: {error.strerror}") from error
-            yield CheckedFile(file.stored, file.size_bytes, damage)
+            yield f"{file.stored} of stage {stage!r}", file.stored, file.size_bytes, file.sha256
         for segments in snapshot.in_flight.values():
             for each in (each for segment in segments for each in segment.files):
-                path = paths.absolute(each.path)
-                is_whole = path.is_file() and path.stat().st_size == each.size_bytes
-                damage = None if is_whole else f"{each.path}, in flight to stage {stage!r}, is gone or cut off"
-                yield CheckedFile(each.path, each.size_bytes, damage)
+                yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, None
 
 
 def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
@@ -78,7 +89,7 @@ def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
 
 
 def examine(store: Store, paths: RootPaths, log: DecisionLog, checkpoint_id: int) -> Manifest:
-    """Read a checkpoint whole: its manifest, and every file that it refers to. The first damage is raised."""
+    """Read a checkpoint's manifest, and check every file that it refers to. The first damage is raised."""
     record = log.completed(checkpoint_id)
     if record is None:
         raise DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is not in the decision log")
@@ -94,7 +105,11 @@ class InspectedRoot:
 
     def __init__(self, folder: Path) -> None:
         self.paths = RootPaths(folder)
-        if not folder.is_dir():
+        try:
+            is_there = folder.is_dir()
+        except OSError as error:
+            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {error.strerror}") from error
+        if not is_there:
             raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
         self._store = Store(folder)
         pipeline = read_owner(self._store, folder)
@@ -107,8 +122,20 @@ class InspectedRoot:
         self._decisions = StoredDecisions(self._store)
 
     def log(self) -> DecisionLog:
-        """The decision log as it is now."""
-        return self._decisions.read()
+        """The decision log as it is now. None at all, where a pipeline has run, is damage.
+
+        A run that was killed before it opened its first generation leaves folders there, but no file. And the log is
+        read again after a file was seen: a run that is starting may have opened its first generation meanwhile.
+        """
+        log = self._decisions.read()
+        if not len(log) and self._store.list(RootPaths.GENERATIONS):
+            log = self._decisions.read()
+            if not len(log):
+                raise DamagedLog(
+                    f"{self.paths.root} holds files of pipeline {self.pipeline!r} but no decision log: restore "
+                    f"{self.paths.absolute(RootPaths.DECISIONS)} from a backup; no run starts on this root without it"
+                )
+        return log
 
     def retained(self) -> list[CheckpointCompleted]:
         """The checkpoints that can be restored, oldest first."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tidegate.errors import InvalidConfig, RootInUse
+from tidegate.errors import InvalidConfig, RootInUse, StoreUnavailable
 
 # Whoever asks whether the lock is held holds it for an instant: that must not make a run fail that is starting.
 _PATIENCE_S: Final = 0.3
@@ -30,7 +30,7 @@ class RootLock:
         except OSError as error:
             raise InvalidConfig(f"the root {self._path.parent} cannot be a folder: {error}") from error
         deadline = time.monotonic() + _PATIENCE_S
-        while not self.take_if_free():
+        while not self._is_taken():
             if time.monotonic() < deadline:
                 time.sleep(_PAUSE_S)
             elif self._take_over:
@@ -42,6 +42,15 @@ class RootLock:
                 )
         return self
 
+    def _is_taken(self) -> bool:
+        try:
+            return self.take_if_free()
+        except OSError as error:
+            raise InvalidConfig(
+                f"the root {self._path.parent} cannot be used: {self._path.name}: {error.strerror}; it must be a "
+                f"folder that you may write, on a file system with locks"
+            ) from error
+
     def take_if_free(self) -> bool:
         """Take the lock unless another process holds it. A run that took over asks until the other one is gone."""
         if self._file is not None:
@@ -49,11 +58,14 @@ class RootLock:
         handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(handle, 0)
+            os.write(handle, str(os.getpid()).encode())
         except BlockingIOError:
             os.close(handle)
             return False
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
+        except OSError:
+            os.close(handle)
+            raise
         self._file = handle
         return True
 
@@ -77,13 +89,14 @@ def is_held(path: Path) -> bool:
     """Whether a run is alive. Changes nothing: the lock is shared for an instant, if nobody holds it."""
     try:
         handle = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        finally:
+            os.close(handle)
     except FileNotFoundError:
         return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    else:
-        return False
-    finally:
-        os.close(handle)
+    except OSError as error:
+        raise StoreUnavailable(f"whether a run is alive cannot be told: {path}: {error.strerror}") from error
+    return False

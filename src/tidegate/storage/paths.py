@@ -85,3 +85,7 @@ class RootPaths:
     @staticmethod
     def stage(generation: int, stage: str) -> str:
         return f"{RootPaths.generation(generation)}/stages/{stage}"
+
+    @staticmethod
+    def spark_checkpoint(generation: int, stage: str) -> str:
+        return f"{RootPaths.stage(generation, stage)}/spark"

@@ -1,0 +1,161 @@
+"""Opening a generation while another run does, with Spark played: the one that loses does no harm to the other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame
+from pyspark.sql.types import LongType, StructField, StructType
+
+import tidegate as tg
+from tests.spark.played import CountingTable, PlayedPipeline
+from tidegate.errors import RecoveryRefused, StageFailed, Superseded
+from tidegate.sinks.contract import SinkPlace
+from tidegate.spark import queries, run
+from tidegate.spark.generation import Generation
+from tidegate.spark.root import Root
+from tidegate.storage.inspection import examine
+
+SCHEMA = StructType([StructField("id", LongType())])
+
+
+class Broken(Exception):
+    """Of a user's function, such as one that cannot reach its broker."""
+
+
+def pipeline_of(folder: Path, table: str = "table") -> tg.Pipeline:
+    """As `PlayedPipeline` has it. Its functions are not called."""
+    pipeline = tg.Pipeline("flat")
+
+    @pipeline.source
+    def rows() -> DataFrame:
+        raise AssertionError
+
+    @pipeline.stage
+    def middle(rows: DataFrame) -> DataFrame:
+        return rows
+
+    sink = CountingTable(folder / "lake" / table)
+    pipeline.sink(sink, inputs=["middle"])(_named("table"))
+    return pipeline
+
+
+def _named(name: str) -> Callable[[DataFrame], DataFrame]:
+    def function(middle: DataFrame) -> DataFrame:
+        return middle
+
+    function.__name__ = name
+    return function
+
+
+def take_over(folder: Path) -> None:
+    """Another run opens a generation, and takes a checkpoint in it."""
+    winner = PlayedPipeline(folder)
+    try:
+        winner.one_batch_each()
+        winner.checkpoint()
+    finally:
+        winner.generation.stop()
+
+
+def check_newest(folder: Path) -> None:
+    root = Root(folder / "root", "flat")
+    log = root.decisions.read()
+    assert log.newest is not None
+    examine(root.store, root.paths, log, log.newest.checkpoint_id)
+
+
+@pytest.fixture(autouse=True)
+def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = SimpleNamespace(schema=SCHEMA, sources=(), frame=None)
+    monkeypatch.setattr(queries, "build", lambda *_: built)
+    monkeypatch.setattr(run, "StageSessions", lambda _: None)
+    monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(run._Run, "_start", lambda *_: None)
+
+
+@pytest.mark.parametrize("existed", [True, False])
+@pytest.mark.parametrize("when", ["while it builds", "as it opens", "before its function fails"])
+def test_a_run_that_is_taken_over_while_it_starts_gives_way_and_deletes_nothing(
+    when: str, existed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if existed:
+        (tmp_path / "root").mkdir()
+    real_open = Root.open
+    taken_over: list[str] = []
+
+    def once() -> None:
+        if not taken_over:
+            taken_over.append(when)
+            take_over(tmp_path)
+
+    def build(*_: Any) -> Any:
+        once()
+        if "fails" in when:
+            raise Broken
+        return SimpleNamespace(schema=SCHEMA, sources=(), frame=None)
+
+    def open_late(root: Root, *arguments: Any) -> Any:
+        monkeypatch.setattr(Root, "open", real_open)
+        once()
+        return real_open(root, *arguments)
+
+    if when == "as it opens":
+        monkeypatch.setattr(Root, "open", open_late)
+    else:
+        monkeypatch.setattr(queries, "build", build)
+    monkeypatch.setattr(Root, "recovered", lambda root, *_: (root.decisions.read(), None))
+    with pytest.raises(Broken if "fails" in when else Superseded):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    check_newest(tmp_path)
+
+
+def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven: list[int] = []
+
+    def drive(_run: object, generation: Generation) -> None:
+        driven.append(generation.generation)
+        raise StageFailed("rows", "out of memory")
+
+    def pause(_stop: object, _seconds: float) -> bool:
+        root = Root(tmp_path / "root", "flat")
+        assert root.open(root.decisions.read(), None, {}) is not None
+        return False
+
+    monkeypatch.setattr(run._Run, "_drive", drive)
+    monkeypatch.setattr(run._Stop, "wait", pause)
+    with pytest.raises(Superseded):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert driven == [1]
+
+
+def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drive(*_: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        raise StageFailed("rows", "out of memory")
+
+    monkeypatch.setattr(run._Run, "_drive", drive)
+    monkeypatch.setattr(run._Stop, "wanted", False)  # not seen yet when it fails
+    with pytest.raises(StageFailed):
+        pipeline_of(tmp_path).run(tmp_path / "root", restart_pause="1h")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [("table", "of sink 'table' is gone"), ("another", "sink 'table' wrote to delta .*/table. Now it would write to")],
+)
+def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str, message: str, tmp_path: Path) -> None:
+    take_over(tmp_path)
+    if table == "another":  # there, but empty
+        place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+        tg.DeltaTable(tmp_path / "lake" / table).prepare_table(place, SCHEMA)
+    with pytest.raises(RecoveryRefused, match=message):
+        pipeline_of(tmp_path, table).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
