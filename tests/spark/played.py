@@ -32,6 +32,7 @@ parquet: Any = importlib.import_module("pyarrow.parquet")
 
 SCHEMA = "struct<id:bigint>"
 ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
+_BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 
 
 def entries(folder: Path) -> int:
@@ -69,6 +70,9 @@ class Played:
             (checkpoint / log).mkdir(parents=True)
         (checkpoint / "metadata").write_text('{"id":"played"}', encoding="utf-8")
         (output / METADATA).mkdir(parents=True)
+        if self.batches:  # what a restore brings of the last batch
+            write_whole(checkpoint / "offsets" / str(stage.batch), [_BATCH])
+            write_whole(checkpoint / "commits" / str(stage.batch), ['{"nextBatchWatermarkMs":0}'])
 
     def run_batch(self, consumed: Path | None = None) -> Path:
         number = self.batches
@@ -91,7 +95,7 @@ class Played:
     def write(self, path: Path, *sources: str) -> None:
         """A batch that reads to these offsets writes one file, and is committed."""
         number = self.batches
-        offsets = ['{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', *sources]
+        offsets = [_BATCH, *sources]
         write_whole(self.checkpoint / "offsets" / str(number), offsets)
         os.link(self._template, path)
         if self.stage.definition.output_mode == "append":
