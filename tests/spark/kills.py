@@ -24,7 +24,7 @@ from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
-FILES_PER_RUN = 3
+FILES_PER_RUN = 2
 _RUN_SECONDS = 300
 
 
@@ -158,7 +158,7 @@ def kill_often(runs: KilledRuns, steps: Sequence[str], random_kills: int, seed: 
     Before each run there is more input, so that all of them have something to lose.
     """
     rng = random.Random(seed)
-    plan: list[str | float] = [*steps, *(rng.uniform(0, 5) for _ in range(random_kills))]
+    plan: list[str | float] = [*steps, *(rng.uniform(0, 3) for _ in range(random_kills))]
     rng.shuffle(plan)
     for number, each in enumerate(plan, 1):
         started = time.monotonic()
