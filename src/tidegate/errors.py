@@ -183,3 +183,8 @@ class StoreUnavailable(TidegateError):
 
 class InvariantViolation(TidegateError):
     """Something that cannot happen did. Please report it: it is a defect in Tidegate."""
+
+
+def first_line(error: BaseException) -> str:
+    """What went wrong, without the traces that Spark, delta-rs and obstore add."""
+    return str(error).split("\n", 1)[0].strip()

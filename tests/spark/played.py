@@ -153,7 +153,7 @@ class PlayedPipeline:
         parquet.write_table(pyarrow.table({"id": [1]}), template)
         self.played: dict[str, Played] = {}
         for name, stage in self.generation.stages.items():
-            checkpoint = self.root.paths.absolute(f"{self.root.paths.stage(opened.generation, name)}/spark")
+            checkpoint = self.generation.checkpoint_of(stage.definition)
             output = self.generation.output_of(stage.definition)
             self.played[name] = Played(stage, checkpoint, output, template, self.root.paths.root)
             sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(times_read)]

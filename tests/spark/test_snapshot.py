@@ -179,7 +179,7 @@ class Kept:
 
     def __init__(self, folder: Path, held: tuple[SnapshotFile, ...] = (), generation: int = 1) -> None:
         self.paths = RootPaths(folder / "root")
-        self.checkpoint = self.paths.absolute(f"{self.paths.stage(generation, STAGE)}/spark")
+        self.checkpoint = self.paths.absolute(self.paths.spark_checkpoint(generation, STAGE))
         names = {file.name: file for file in held}
         self.snapshotter = Snapshotter(self.paths, generation, STAGE, names, reads_gates=False)
         self.checkpoints = 0

@@ -23,14 +23,14 @@ from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFailed
+from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFailed, first_line
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
 from tidegate.sinks.features import unwritable
 from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder, refuse_foreign
-from tidegate.storage.files import link
+from tidegate.storage.files import link, plain_path
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.parquet import count_rows, read_footer
 
@@ -61,7 +61,7 @@ class DeltaTable:
         *,
         key: str | Sequence[str] = (),
     ) -> None:
-        self._path = Path(os.path.normpath(Path(path).absolute()))  # without "..", as Spark names what it stages
+        self._path = plain_path(path)
         self._partition_by = as_names(partition_by)
         self._key = as_names(key)
         self._wanted: dict[str, deltalake.Schema] = {}
@@ -176,7 +176,7 @@ class DeltaTable:
         try:
             deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
         except DeltaError as error:
-            raise SinkFailed(f"{self.describe()} cannot be created: {_first_line(error)}") from error
+            raise SinkFailed(f"{self.describe()} cannot be created: {first_line(error)}") from error
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         table = self._open()
@@ -285,7 +285,7 @@ class DeltaTable:
         except TableNotFoundError:
             return None
         except DeltaError as error:
-            raise SinkFailed(f"{self.describe()} cannot be opened: {_first_line(error)}") from error
+            raise SinkFailed(f"{self.describe()} cannot be opened: {first_line(error)}") from error
 
     def _transact(
         self, table: deltalake.DeltaTable, actions: list[AddAction | RemoveAction], records: list[Transaction]
@@ -303,7 +303,7 @@ class DeltaTable:
             now = self._open()
             if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
                 return False
-            raise SinkFailed(f"{self.describe()} cannot be written: {_first_line(error)}") from error
+            raise SinkFailed(f"{self.describe()} cannot be written: {first_line(error)}") from error
         return True
 
     def _add(self, staged: Path, staging: Path) -> AddAction:
@@ -366,11 +366,6 @@ def _kinds(kind: DataType) -> Iterator[DataType]:
         inner = [field.dataType for field in kind.fields]
     for each in inner:
         yield from _kinds(each)
-
-
-def _first_line(error: Exception) -> str:
-    """What went wrong, without the traces that delta-rs may add."""
-    return str(error).partition("\n")[0]
 
 
 def _statistics(path: Path) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 from deltalake.exceptions import DeltaError
 
-from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
+from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint, first_line
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
@@ -136,8 +136,9 @@ def _table_at(root: InspectedRoot, sink: str, address: TableAddress, manifest: M
             return deltalake.DeltaTable(path, version=version).transaction_version(f"tidegate/{owner}/{kind}") or 0
         except DeltaError as error:
             name = checkpoint_name(manifest.checkpoint_id)
-            reason = str(error).partition("\n")[0]
-            raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read at {name}: {reason}") from error
+            raise SinkFailed(
+                f"the table {path} of sink {sink!r} cannot be read at {name}: {first_line(error)}"
+            ) from error
 
     try:
         newest = deltalake.DeltaTable(path).version()

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType, StructField, StructType
 
-from tidegate.errors import InvalidPipeline
+from tidegate.errors import InvalidPipeline, first_line
 from tidegate.sinks.contract import FileSink
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
@@ -87,7 +87,7 @@ def build(
     try:
         frame = definition.function(*arguments)
     except PySparkException as error:
-        raise InvalidPipeline(f"{what} does not fit its input: {_first_line(error)}") from error
+        raise InvalidPipeline(f"{what} does not fit its input: {_cause(error)}") from error
     if not isinstance(frame, DataFrame):
         raise InvalidPipeline(f"{what} returned {type(frame).__name__}; it must return a streaming DataFrame")
     if not frame.isStreaming:
@@ -177,13 +177,11 @@ def _check_output_mode(what: str, definition: StageDefinition, frame: DataFrame)
     try:
         checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
     except PySparkException as error:
-        raise InvalidPipeline(
-            f"{what} cannot have output_mode {definition.output_mode!r}: {_first_line(error)}"
-        ) from error
+        raise InvalidPipeline(f"{what} cannot have output_mode {definition.output_mode!r}: {_cause(error)}") from error
 
 
-def _first_line(error: PySparkException) -> str:
-    return str(error).split("\n", 1)[0].strip()[:400]
+def _cause(error: PySparkException) -> str:
+    return first_line(error)[:400]
 
 
 def prepared(

@@ -3,8 +3,8 @@
 1. Check the pipeline's shape, before anything is touched.
 2. Take the root's lock.
 3. Recover: decide from the sinks' records, the decision log and the newest checkpoint's files what to start from.
-4. Call the user's functions against the next generation's gates; check what they return, and the shape.
-5. Prepare the tables, then open the generation in the log.
+4. Call the user's functions against the next generation's gates; check what they return, the shape and the tables.
+5. Create the tables if no checkpoint goes with them yet, then open the generation in the log.
 6. Rebuild every stage from its snapshot, start the queries, and commit the restored checkpoint's epoch again.
 7. Drive it until it is stopped, has consumed all, or fails; a stage that fails starts again from step 3.
 """
@@ -50,6 +50,7 @@ from tidegate.spark.session import StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
+from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape
 
@@ -109,7 +110,7 @@ def run_pipeline(
     settings = _settings(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
-    folder = Path(os.path.abspath(root))  # noqa: PTH100 - without "..", as Spark names it in its logs
+    folder = plain_path(root)
     if found := set(str(folder)) & _PATTERN_CHARACTERS:
         raise InvalidConfig(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidegate.errors import InvalidConfig
+from tidegate.errors import InvalidConfig, first_line
 from tidegate.spark.filelog import NEVER_COMPACT
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
@@ -85,10 +85,9 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
         with _stderr_to(log):
             return builder.getOrCreate()
     except PySparkException as error:
-        cause = str(error).split("\n", 1)[0]
         raise InvalidConfig(
-            f"Spark could not be started: {cause} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its own "
-            f"messages are in {log}"
+            f"Spark could not be started: {first_line(error)} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its "
+            f"own messages are in {log}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Files on the local file system: links and checksums."""
+"""Files on the local file system: paths, links and checksums."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import hashlib
 import os
 import shutil
 from pathlib import Path
+
+
+def plain_path(path: str | os.PathLike[str]) -> Path:
+    """Absolute and without "..", as Spark names in its logs what lies there."""
+    return Path(os.path.normpath(Path(path).absolute()))
 
 
 def link(source: Path, target: Path) -> None:

@@ -13,7 +13,7 @@ import obstore
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import LocalStore
 
-from tidegate.errors import StoreUnavailable
+from tidegate.errors import StoreUnavailable, first_line
 
 
 class Store:
@@ -24,7 +24,7 @@ class Store:
             root.mkdir(parents=True, exist_ok=True)
             self._store = LocalStore(str(root))
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"{root} cannot be used as a folder: {_first_line(error)}") from error
+            raise StoreUnavailable(f"{root} cannot be used as a folder: {first_line(error)}") from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Write it if there is none of that name. Tells whether it did."""
@@ -33,14 +33,14 @@ class Store:
         except AlreadyExistsError:
             return False
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not create {name}: {_first_line(error)}") from error
+            raise StoreUnavailable(f"could not create {name}: {first_line(error)}") from error
         return True
 
     def put(self, name: str, data: bytes) -> None:
         try:
             obstore.put(self._store, name, data)
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not write {name}: {_first_line(error)}") from error
+            raise StoreUnavailable(f"could not write {name}: {first_line(error)}") from error
 
     def get(self, name: str) -> bytes | None:
         """Its content, or None if there is none of that name."""
@@ -49,14 +49,14 @@ class Store:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not read {name}: {_first_line(error)}") from error
+            raise StoreUnavailable(f"could not read {name}: {first_line(error)}") from error
 
     def list(self, folder: str) -> list[str]:
         """The names of all objects under a folder, at any depth."""
         try:
             found = [str(item["path"]) for chunk in obstore.list(self._store, prefix=folder) for item in chunk]
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not list {folder}: {_first_line(error)}") from error
+            raise StoreUnavailable(f"could not list {folder}: {first_line(error)}") from error
         return sorted(found)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -67,9 +67,4 @@ class Store:
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
-                raise StoreUnavailable(f"could not delete {name}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    """The store's own messages run over many lines, the first of which says it."""
-    return str(error).split("\n", 1)[0].strip()
+                raise StoreUnavailable(f"could not delete {name}: {first_line(error)}") from error
