@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.jvms import start_jvms_soon
 from tests.postgres_server import PostgresServer, find_programs
 from tidegate.spark.session import local_session
 
-# Tests start many JVMs that live for seconds: compiling their code well takes longer than they live.
-os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+start_jvms_soon()
 
 
 @pytest.fixture(scope="session")

@@ -143,7 +143,7 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_demo_survives_its_kills_and_draws_a_picture(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("tidegate"))
-    command = [program, "demo", "--svg", str(tmp_path / "demo.svg")]
+    command = [program, "demo", "--files", "12", "--svg", str(tmp_path / "demo.svg")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed with SIGKILL") == 2

@@ -61,7 +61,7 @@ Rows = Counter[tuple[Any, ...]]
 
 
 def demo_command(
-    files: Annotated[int, typer.Option(min=2, help="How many files of orders to generate.")] = 36,
+    files: Annotated[int, typer.Option(min=3, help="How many files of orders to generate.")] = 36,
     rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 250,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
 ) -> None:
@@ -87,6 +87,7 @@ def demo_command(
         teller.say(f"{files * rows:,} orders and as many payments are on their way")
         for number, (step, when) in enumerate(_KILLS, start=1):
             teller.say(Rule(f"run {number}: to be killed {when}"))
+            feed.share(number, len(_KILLS) + 1)
             _run_until_killed(folder, feed, step, armed=folder / f"armed-{number}")
             teller.show_the_end_of_run(folder)
             teller.say("[yellow]killed with SIGKILL[/]")
@@ -136,12 +137,17 @@ class _Feed:
         self._rows = rows
         self._put = 0
         self._put_s = 0.0
+        self._share = 1
         for name in ("orders", "payments"):
             (folder / name).mkdir()
         self._put_next()  # a source wants to find something when it starts
 
+    def share(self, run: int, runs: int) -> None:
+        """A run gets its part and no more, however slow it is: the next ones need something new too."""
+        self._share = self._files * run // runs
+
     def put_if_due(self) -> None:
-        if self._put < self._files and time.monotonic() - self._put_s >= _FEED_EVERY_S:
+        if self._put < self._share and time.monotonic() - self._put_s >= _FEED_EVERY_S:
             self._put_next()
 
     def put_all(self) -> None:
