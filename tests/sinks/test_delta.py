@@ -33,7 +33,7 @@ from pyspark.sql.types import (
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks import delta
+from tidegate.sinks import statistics as sink_statistics
 from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt
@@ -420,7 +420,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) ->
             left.pop()()
         return read_footer(path)
 
-    monkeypatch.setattr(delta, "read_footer", read)
+    monkeypatch.setattr(sink_statistics, "read_footer", read)
 
 
 def append(table: Table, ids: list[int]) -> None:
@@ -454,7 +454,7 @@ def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
         append(table, [100])
         return read_footer(path)
 
-    monkeypatch.setattr(delta, "read_footer", read)
+    monkeypatch.setattr(sink_statistics, "read_footer", read)
     with pytest.raises(SinkFailed, match="met another writer"):
         table.commit(1, [table.stage(0, [1])], through=0)
     monkeypatch.undo()
@@ -541,7 +541,8 @@ def test_statistics_hold_count_ends_and_nulls(tmp_path: Path) -> None:
     assert found["nullCount"] == {"id": 0, "name": 1, "ratio": 1, "at": 2}
     assert (found["minValues"]["id"], found["maxValues"]["id"]) == (3, 7)
     assert (found["minValues"]["name"], found["maxValues"]["name"]) == ("a", "b")
-    assert {"id", "name"} >= found["minValues"].keys() == found["maxValues"].keys()
+    assert (found["minValues"]["at"], found["maxValues"]["at"]) == ("2026-01-01T00:00:00.000Z",) * 2
+    assert {"id", "name", "at"} >= found["minValues"].keys() == found["maxValues"].keys()
 
 
 def test_statistics_of_long_text_and_nested_columns_are_left_out(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 import deltalake
@@ -30,9 +30,10 @@ from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, Staged
 from tidegate.sinks.features import unwritable
 from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder, refuse_foreign
+from tidegate.sinks.statistics import statistics
 from tidegate.storage.files import link, plain_path
 from tidegate.storage.manifest import TableAddress
-from tidegate.storage.parquet import count_rows, read_footer
+from tidegate.storage.parquet import count_rows
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -42,7 +43,6 @@ _MERGE: Final = "merge-"
 _RESERVED: Final = "_tidegate_"
 """What the names of our columns beside the table's own start with, when Spark reads it."""
 _COMMIT_TRIES: Final = 5
-_LONGEST_STATISTIC: Final = 64
 
 
 class DeltaTable:
@@ -251,7 +251,9 @@ class DeltaTable:
             path.unlink(missing_ok=True)
         _remove([folder])
         schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        upsert = Upsert(place.session, self._path, schema, active_files(table), self._key, self._partition_by)
+        upsert = Upsert(
+            place.session, self._path, schema, active_files(table, self._key), self._key, self._partition_by
+        )
         replaced = upsert.write(fresh, folder)
         now_ms = time.time_ns() // 1_000_000
         return [
@@ -325,7 +327,7 @@ class DeltaTable:
             partition_values=values,
             modification_time=int(status.st_mtime * 1000),
             data_change=True,
-            stats=_statistics(target),
+            stats=statistics(target),
         )
 
 
@@ -366,34 +368,3 @@ def _kinds(kind: DataType) -> Iterator[DataType]:
         inner = [field.dataType for field in kind.fields]
     for each in inner:
         yield from _kinds(each)
-
-
-def _statistics(path: Path) -> str:
-    """Row count, and smallest, largest and null count of the columns that a reader can skip files by."""
-    metadata = read_footer(path)
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    for index in range(metadata.num_columns):
-        column = metadata.schema.column(index)
-        if "." in column.path:
-            continue
-        found = [metadata.row_group(group).column(index).statistics for group in range(metadata.num_row_groups)]
-        if not found or any(each is None or not each.has_null_count for each in found):
-            continue
-        nulls[column.path] = sum(each.null_count for each in found)
-        try:
-            ends = [(each.min, each.max) for each in found if each.has_min_max]
-        except UnicodeDecodeError:
-            continue  # Spark's strings may hold any bytes
-        if len(ends) == len(found) and all(_is_plain(end) for pair in ends for end in pair):
-            least[column.path] = min(low for low, _ in ends)
-            most[column.path] = max(high for _, high in ends)
-    return json.dumps({"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls})
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value means in JSON what it means in the column, and is short enough for the log."""
-    if isinstance(value, str):
-        return len(value) <= _LONGEST_STATISTIC
-    return isinstance(value, int) and not isinstance(value, bool)

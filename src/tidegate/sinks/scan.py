@@ -6,6 +6,7 @@ a way of its own, and Spark reads only its own.
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import deltalake
 import msgspec
 
 from tidegate.sinks.staging import quoted
+from tidegate.sinks.statistics import Bounds, bounds_in_log
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,18 +28,23 @@ _KNOWN: Final = "_tidegate_known"
 
 
 class TableFile(msgspec.Struct, frozen=True):
-    """A file of a table's version: its path in the table, and its values of the partition columns."""
+    """A file of a table's version: its path in the table, its values of the partition columns, bounds of others."""
 
     path: str
     partition: dict[str, Any]
+    size: int
+    bounds: dict[str, Bounds]
 
 
-def active_files(table: deltalake.DeltaTable) -> list[TableFile]:
-    actions = table.get_add_actions()
-    paths = [unquote(str(path)) for path in actions.column("path").to_pylist()]
-    if not table.metadata().partition_columns:
-        return [TableFile(path, {}) for path in paths]
-    return [TableFile(*each) for each in zip(paths, actions.column("partition").to_pylist(), strict=True)]
+def active_files(table: deltalake.DeltaTable, bounded: Sequence[str] = ()) -> list[TableFile]:
+    """With the bounds of these columns, as far as the log tells."""
+    actions = importlib.import_module("pyarrow").table(table.get_add_actions())
+    paths = (unquote(path) for path in actions.column("path").to_pylist())
+    partition_by = table.metadata().partition_columns
+    partitions = actions.column("partition").to_pylist() if partition_by else ({} for _ in range(actions.num_rows))
+    sizes = actions.column("size_bytes").to_pylist()
+    bounds = bounds_in_log(actions, partition_by, bounded)
+    return [TableFile(*each) for each in zip(paths, partitions, sizes, bounds, strict=True)]
 
 
 def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[TableFile]) -> DataFrame:

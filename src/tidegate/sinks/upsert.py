@@ -1,7 +1,8 @@
 """Upserts into a Delta table, by Spark: which files a commit replaces, and with what. Rows never leave Spark.
 
-Of the table only the key columns are read whole. Files that hold a key of the epoch's are written again without it,
-together with the epoch's rows; the others stay as they are.
+Files that hold a key of the epoch's are written again without it, together with the epoch's rows; the others stay as
+they are. Which ones those are is first asked of the bounds that the table's log has, then of the key columns. Where
+the bounds leave little, all of that is written again: looking would cost more, and small files become one.
 """
 
 from __future__ import annotations
@@ -12,17 +13,19 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructType
 
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, path_of, scan
 from tidegate.sinks.staging import quoted
+from tidegate.sinks.statistics import bounds_of_files, may_hold
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 _BATCH: Final = "_tidegate_batch"
 _ROW: Final = "_tidegate_row"
+_LITTLE_BYTES: Final = 1 << 20
 _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
@@ -47,13 +50,15 @@ class Upsert:
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
         self._schema = schema
-        self._files = {str(path / file.path): file for file in files}
+        self._files = files
 
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
         """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces."""
         latest = self._latest(fresh).cache()
         try:
-            replaced = self._files_with(latest)
+            replaced = self._candidates(fresh)
+            if sum(file.size for file in replaced) > _LITTLE_BYTES:
+                replaced = self._with_a_key_of(latest, replaced)
             result = latest
             if replaced:
                 rows = self._read(replaced).drop(FILE).alias("rows")
@@ -72,17 +77,25 @@ class Upsert:
         )
         staged = self._session.read.schema(self._schema).parquet(*(as_pattern(Path(file.path)) for file in fresh))
         named = staged.withColumn(FILE, F.element_at(F.split(file_of(staged), "/"), -1))
+        for name in self._partition_by:
+            if isinstance(self._schema[name].dataType, StringType):
+                # The value of a partition cannot be empty: the table shows null, which is then the key.
+                named = named.withColumn(name, F.nullif(F.col(quoted(name)), F.lit("")))
         newest = F.max_by(F.struct(*(F.col(quoted(name)) for name in self._schema.names)), F.col(_BATCH)).alias(_ROW)
         grouped = named.join(F.broadcast(batches), FILE).groupBy(*(F.col(quoted(name)) for name in self._key))
         return grouped.agg(newest).select(f"{_ROW}.*")
 
-    def _files_with(self, latest: DataFrame) -> list[TableFile]:
-        """The table's files that hold a key of these rows."""
-        if not self._files:
-            return []
-        rows = self._read(list(self._files.values())).alias("rows")
+    def _candidates(self, fresh: Sequence[StagedFile]) -> list[TableFile]:
+        """The table's files that may hold a key of these rows, by their bounds."""
+        wanted = bounds_of_files((Path(file.path) for file in fresh), self._key)
+        return [file for file in self._files if may_hold(file.bounds, wanted)]
+
+    def _with_a_key_of(self, latest: DataFrame, files: Sequence[TableFile]) -> list[TableFile]:
+        """Those of the files that hold a key of these rows."""
+        by_path = {str(self._path / file.path): file for file in files}
+        rows = self._read(files).alias("rows")
         hit = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_semi")
-        return [self._files[path_of(row[FILE])] for row in hit.select(FILE).distinct().collect()]
+        return [by_path[path_of(row[FILE])] for row in hit.select(FILE).distinct().collect()]
 
     def _read(self, files: Sequence[TableFile]) -> DataFrame:
         return scan(self._session, self._path, self._schema, files)
