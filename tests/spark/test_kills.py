@@ -11,6 +11,14 @@ from tidegate.spark.steps import Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
+# The step, and how often a run has passed it when its first batches are under way.
+_WITH_ROWS_IN_FLIGHT = {
+    Step.STAGE_CUT: 20,
+    Step.MANIFEST_WRITTEN: 3,
+    Step.SLOT_CLAIMED: 3,
+    Step.SINK_COMMITTED: 2,
+}
+
 
 def test_runs_that_are_killed_at_every_step_and_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path)
@@ -20,3 +28,13 @@ def test_runs_that_are_killed_at_every_step_and_at_random_lose_and_double_nothin
     runs.check_tables()
     assert runs.check_every_epoch() >= 3
     runs.check_no_orphans()
+
+
+def test_runs_that_cut_unaligned_lose_and_double_nothing_either(tmp_path: Path) -> None:
+    runs = KilledRuns(tmp_path, "--unaligned-after", "0s")
+    steps = [f"{step.value}:{times}" for step, times in _WITH_ROWS_IN_FLIGHT.items()]
+    assert kill_often(runs, steps, random_kills=1, seed=2) == 5
+    runs.check_tables()
+    assert runs.check_every_epoch() >= 3
+    runs.check_no_orphans()
+    assert any("unaligned" in said for said in runs.output), "nothing was in flight at any checkpoint"

@@ -19,6 +19,12 @@ def run_command(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
     root: Annotated[Path, typer.Option(help="The folder that holds its checkpoints.")],
     checkpoint_interval: Annotated[str, typer.Option(help="How often to take a checkpoint.")] = "10s",
+    unaligned_after: Annotated[
+        str | None,
+        typer.Option(
+            help="How long a stage may take to align a checkpoint, until it captures what is in flight; 0s: at once."
+        ),
+    ] = None,
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop when all input is consumed.")] = False,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
     take_over: Annotated[
@@ -58,6 +64,7 @@ def run_command(
             root,
             view=_shown(view),
             checkpoint_interval=checkpoint_interval,
+            unaligned_after=unaligned_after,
             available_now=available_now,
             take_over=take_over,
             restarts=restarts,

@@ -117,5 +117,5 @@ def checkpoint_command(
     else:
         typer.echo(
             f"{taken.checkpoint} complete in {as_duration(taken.duration_ms)}, {as_bytes(taken.new_bytes)} new of "
-            f"{as_bytes(taken.total_bytes)}"
+            f"{as_bytes(taken.total_bytes)}{'' if taken.aligned else ', unaligned'}"
         )

@@ -317,11 +317,12 @@ class Generation:
             stage.on_decided(checkpoint_id)
         self._commits.on_permit(permit_commit(self._log, checkpoint_id, self.generation), self._now_ms)
         _log.info(
-            "%s complete in %d ms, %d bytes new of %d",
+            "%s complete in %d ms, %d bytes new of %d%s",
             checkpoint_name(checkpoint_id),
             manifest.duration_ms,
             manifest.new_bytes,
             manifest.total_bytes,
+            "" if manifest.aligned else ", unaligned",
         )
 
     def _manifest_of(self, checkpoint: Checkpoint) -> Manifest:

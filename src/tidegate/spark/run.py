@@ -74,6 +74,9 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a pipeline is run. Times are a number with a unit: 500ms, 10s, 5m, 1h."""
 
     checkpoint_interval: str = "10s"
+    unaligned_after: str | None = None
+    """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
+    Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     available_now: bool = False
     take_over: bool = False
@@ -83,9 +86,16 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
 
     def config(self) -> CheckpointConfig:
-        return msgspec.structs.replace(
+        config = msgspec.structs.replace(
             self.checkpoint, interval_ms=as_ms("checkpoint_interval", self.checkpoint_interval)
         )
+        if self.unaligned_after is None:
+            return config
+        timeout_ms = as_ms("unaligned_after", self.unaligned_after)
+        alignment = msgspec.structs.replace(
+            config.alignment, unaligned="on_timeout" if timeout_ms else "always", timeout_ms=timeout_ms
+        )
+        return msgspec.structs.replace(config, alignment=alignment)
 
 
 def _settings(options: dict[str, Any]) -> RunOptions:
