@@ -6,6 +6,7 @@ import importlib
 import logging
 import multiprocessing
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -366,6 +367,27 @@ def test_a_server_that_crashes_in_the_middle_of_a_commit_and_comes_back_is_no_lo
     write_input(tmp_path / "in", 20, 30)
     run_to_end(pipeline, tmp_path / "root", spark, restarts=5)
     assert disturbed.commits > 2
+    check_shop(server, pipeline, spark)
+
+
+@pytest.mark.spark
+def test_a_server_that_is_away_for_a_while_is_waited_for_by_restarts(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    back: list[threading.Timer] = []
+
+    def go_away() -> None:
+        server.stop(signal.SIGQUIT)
+        back.append(threading.Timer(5, server.start))
+        back[0].start()
+
+    pipeline = shop(tmp_path, server.dsn, Disturbed(server.dsn, go_away))
+    write_input(tmp_path / "in", 20, 30)
+    try:
+        run_to_end(pipeline, tmp_path / "root", spark, restarts=4)
+    finally:
+        for timer in back:
+            timer.join()
     check_shop(server, pipeline, spark)
 
 

@@ -94,15 +94,21 @@ class Played:
 
     def write(self, path: Path, *sources: str) -> None:
         """A batch that reads to these offsets writes one file, and is committed."""
-        number = self.batches
-        offsets = [_BATCH, *sources]
-        write_whole(self.checkpoint / "offsets" / str(number), offsets)
         os.link(self._template, path)
+        size = path.stat().st_size
+        entry = f'{{"path":"{as_uri(path)}","size":{size},"isDir":false,"modificationTime":1,'
+        entry += '"blockReplication":1,"blockSize":1,"action":"add"}'
+        self._commit([entry], sources)
+
+    def write_nothing(self, *sources: str) -> None:
+        """A batch that reads to these offsets, and writes no file."""
+        self._commit([], sources)
+
+    def _commit(self, entries: list[str], sources: tuple[str, ...]) -> None:
+        number = self.batches
+        write_whole(self.checkpoint / "offsets" / str(number), [_BATCH, *sources])
         if self.stage.definition.output_mode == "append":
-            size = path.stat().st_size
-            entry = f'{{"path":"{as_uri(path)}","size":{size},"isDir":false,"modificationTime":1,'
-            entry += '"blockReplication":1,"blockSize":1,"action":"add"}'
-            write_whole(self.output / METADATA / str(number), [entry])
+            write_whole(self.output / METADATA / str(number), entries)
         write_whole(self.checkpoint / "commits" / str(number), ['{"nextBatchWatermarkMs":0}'])
         for log in ("offsets", "commits"):  # as Spark does
             remove_file(self.checkpoint / log / str(number - 100))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import tidegate as tg
 from tests.spark.harness import START, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -151,6 +153,28 @@ def test_in_any_time_zone_and_with_odd_partitions_a_table_holds_what_a_batch_job
     shown = table_rows(tmp_path / "lake" / "days", ["id", "ts", "day", "odd name"])
     assert shown == expected
     assert {moment for _, moment, _, _ in shown} == {START + timedelta(seconds=each, hours=each) for each in range(24)}
+
+
+def test_settings_of_the_user_that_would_blind_a_stage_do_not_reach_it(tmp_path: Path, spark: SparkSession) -> None:
+    write_input(tmp_path / "in", 2, 12)
+    pipeline = tg.Pipeline("blind")
+    deadline = time.monotonic() + 60
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows.select("id")
+
+    def do_not_wait_for_ever(_status: RunStatus) -> None:
+        assert time.monotonic() < deadline
+
+    session = session_with(spark, streaming__fileStreamSink__ignoreMetadata="true", files__ignoreMissingFiles="true")
+    run_to_end(pipeline, tmp_path / "root", session, view=do_not_wait_for_ever)
+    assert len(table_rows(tmp_path / "lake" / "table", ["id"])) == 24
+    assert session.conf.get("spark.sql.streaming.fileStreamSink.ignoreMetadata") == "true"
 
 
 def test_a_table_is_not_partitioned_by_a_moment(tmp_path: Path, spark: SparkSession) -> None:

@@ -150,6 +150,42 @@ def test_a_full_snapshot_of_a_task_that_was_tried_in_vain_does_not_replace_the_c
     assert {"2_aa.zip", "SSTs/one.sst", "3_aa.changelog", "4_aa.changelog"} <= state_at(checkpoint, 3)
 
 
+def test_a_full_snapshot_that_nobody_can_vouch_for_any_more_does_not_replace_what_was_before_it(tmp_path: Path) -> None:
+    """It may be of a task that was tried in vain: the commit log that would tell is gone."""
+    checkpoint = checkpoint_folder(tmp_path, 9, "-")
+    touch(checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in range(3, 10)))
+    full_snapshot(checkpoint / "state/0/0/3_aa.zip", "one.sst")
+    full_snapshot(checkpoint / "state/0/0/6_bb.zip", "two.sst")
+    for gone in (2, 5):
+        (checkpoint / "commits" / str(gone)).unlink()
+    both = {"3_aa.zip", "SSTs/one.sst", "6_bb.zip", "SSTs/two.sst"}
+    assert state_at(checkpoint, 8) == both | {f"{version}_aa.changelog" for version in range(4, 10)}
+    # The older one was looked at in time: it is enough, and the other does no harm.
+    found = files_at(checkpoint, 8, reads_gates=True, committed={"state/0/0/6_bb.zip"})
+    kept = {name.removeprefix("state/0/0/") for name in found if name.startswith("state/")}
+    assert kept == {"6_bb.zip", "SSTs/two.sst", *(f"{version}_aa.changelog" for version in range(7, 10))}
+
+
+def test_a_full_snapshot_that_was_seen_in_time_is_built_upon_when_its_commit_is_deleted(tmp_path: Path) -> None:
+    kept = Kept(tmp_path)
+    kept.checkpoint.mkdir(parents=True)
+    checkpoint = checkpoint_folder(kept.checkpoint, 9, "-")
+    touch(checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in range(1, 10)))
+    commit = '{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["aa"]]}}'
+    (checkpoint / "commits" / "2").write_text(f"v2\n{commit}", encoding="utf-8")
+    touch(checkpoint, "state/0/0/SSTs/one.sst", "state/0/0/SSTs/two.sst")
+    full_snapshot(checkpoint / "state/0/0/3_aa.zip", "one.sst")
+    kept.take(5)
+    (checkpoint / "commits" / "2").unlink()
+    full_snapshot(checkpoint / "state/0/0/2_cc.zip", "two.sst")
+    (checkpoint / "commits" / "1").unlink()
+    files, _ = kept.take(6)
+    names = {file.name for file in files if file.name.startswith("state/")}
+    assert names == {f"state/0/0/{name}" for name in ("3_aa.zip", "SSTs/one.sst")} | {
+        f"state/0/0/{version}_aa.changelog" for version in range(4, 8)
+    }
+
+
 def test_every_operator_partition_and_store_is_looked_at(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 2, "-")
     stores = [f"state/{operator}/{partition}/{store}" for operator in (0, 1) for partition in (0, 1) for store in "lr"]
@@ -258,9 +294,9 @@ def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
             kept.take(2)
     unneeded: list[str] = []
 
-    def look_while_a_snapshot_begins(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
+    def look_while_a_snapshot_begins(checkpoint: Path, batch: int, **options: Any) -> list[str]:
         unneeded.extend(kept.unneeded)
-        return files_at(checkpoint, batch, reads_gates=reads_gates)
+        return files_at(checkpoint, batch, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(snapshot, "files_at", look_while_a_snapshot_begins)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 import tidegate as tg
-from tests.spark.harness import run_to_end, table_rows
+from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -115,15 +116,46 @@ def test_a_source_starts_where_it_first_stood_though_no_checkpoint_has_seen_a_ba
     def kept(numbers: DataFrame) -> DataFrame:
         return numbers
 
-    def first_position(generation: int) -> Path:
-        return root / "generations" / f"{generation:06d}" / "stages" / "numbers" / "spark" / "sources" / "0" / "0"
-
     for generation in (1, 2):
+        crash_before_a_checkpoint(pipeline, root, spark, "numbers", generation)
+    assert first_position(root, "numbers", 2).read_bytes() == first_position(root, "numbers", 1).read_bytes()
+    identity = first_position(root, "numbers", 2).parents[3] / "identity"
+    assert re.fullmatch("[0-9a-f]{64}", identity.read_text(encoding="utf-8"))
 
-        def crash_early(_status: RunStatus, generation: int = generation) -> None:
-            if first_position(generation).exists():
-                raise Crash
 
-        with pytest.raises(Crash):
-            run_to_end(pipeline, root, spark, available_now=False, checkpoint_interval="1h", view=crash_early)
-    assert first_position(2).read_bytes() == first_position(1).read_bytes()
+def first_position(root: Path, source: str, generation: int) -> Path:
+    return root / "generations" / f"{generation:06d}" / "stages" / source / "spark" / "sources" / "0" / "0"
+
+
+def crash_before_a_checkpoint(
+    pipeline: tg.Pipeline, root: Path, spark: SparkSession, source: str, generation: int
+) -> None:
+    def crash_early(_status: RunStatus) -> None:
+        if first_position(root, source, generation).exists():
+            raise Crash
+
+    with pytest.raises(Crash):
+        run_to_end(pipeline, root, spark, available_now=False, checkpoint_interval="1h", view=crash_early)
+
+
+def test_a_source_that_was_changed_before_the_first_checkpoint_reads_nothing_of_the_old_one(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    def reading(folder: Path) -> tg.Pipeline:
+        pipeline = tg.Pipeline("changed")
+
+        @pipeline.source
+        def rows(spark: SparkSession) -> DataFrame:
+            return stream(spark, folder)
+
+        @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+        def table(rows: DataFrame) -> DataFrame:
+            return rows.select("id")
+
+        return pipeline
+
+    write_input(tmp_path / "wrong", 1, 5)
+    write_input(tmp_path / "right", 1, 5, first_file=3)
+    crash_before_a_checkpoint(reading(tmp_path / "wrong"), tmp_path / "root", spark, "rows", 1)
+    run_to_end(reading(tmp_path / "right"), tmp_path / "root", spark)
+    assert sorted(table_rows(tmp_path / "lake" / "table", ["id"])) == [(each,) for each in range(15, 20)]

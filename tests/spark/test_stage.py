@@ -11,12 +11,14 @@ import pytest
 from tests.spark.played import PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.config import CheckpointConfig
+from tidegate.spark.output import batch_folder, written_files
+from tidegate.spark.stage import _short
 from tidegate.storage.inspection import examine
 
 
-def waiting(*, is_active: bool = True) -> Any:
+def waiting(*, is_active: bool = True, message: str = "Waiting for data to arrive") -> Any:
     """What a stage sees of a query that waits for data, or has ended."""
-    status = {"message": "Waiting for data to arrive"}
+    status = {"message": message}
     return SimpleNamespace(isActive=is_active, status=status, exception=lambda: None, stop=lambda: None)
 
 
@@ -107,3 +109,81 @@ def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) ->
         idle.append(stage.is_idle)
         pipeline.generation.poll()
         assert [*idle, stage.is_idle] == [True, False, True]
+
+
+def test_a_query_that_never_waits_is_done_when_its_batches_are_in_vain(tmp_path: Path) -> None:
+    """Timers in processing time make Spark run one batch after the other."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        for _ in range(3):
+            pipeline.generation.poll()
+        stage, spark = pipeline.generation.stages["middle"], pipeline.played["middle"]
+        stage.query = waiting(message="Processing new data")
+        useful = stage.last_useful_batch
+        idle = [stage.is_idle]
+        for _ in range(3):
+            spark.write_nothing('{"logOffset":0}')
+            pipeline.generation.poll()
+            idle.append(stage.is_idle)
+        assert idle == [False, False, False, True]
+        assert stage.last_useful_batch == useful
+
+
+def test_a_segment_that_was_deleted_while_it_was_read_fails_the_stage(tmp_path: Path) -> None:
+    """Spark reads on without it, and without a word."""
+    with played(tmp_path) as pipeline:
+        written = pipeline.played["rows"].run_batch()
+        pipeline.generation.poll()
+        pipeline.played["middle"].run_batch(written)
+        written.unlink()
+        with pytest.raises(StageFailed, match=r"'middle' failed: .*part-000000000.parquet is gone"):
+            pipeline.generation.poll()
+
+
+def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:
+    assert written_files(tmp_path, 7, "update") == []
+    (batch_folder(tmp_path, 7) / "_temporary").mkdir(parents=True)
+    assert written_files(tmp_path, 7, "update") == []
+    assert not list(tmp_path.iterdir())
+
+
+IN_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure:
+org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
+Traceback (most recent call last):
+  File "worker.py", line 3, in main
+    process()
+    ~~~~~~~^^
+ModuleNotFoundError: No module named 'geo'
+ SQLSTATE: 39000
+\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
+"""
+IN_A_CALLBACK = """[FOREACH_BATCH_USER_FUNCTION_ERROR] py4j.Py4JException: An exception was raised by the \
+Python Proxy. Return Message: Traceback (most recent call last):
+  File "postgres.py", line 1, in stage
+    raise ValueError
+ValueError: inner
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "postgres.py", line 2, in stage
+tidegate.errors.SinkFailed: orders: a string holds a NUL
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        (IN_A_WORKER, "ModuleNotFoundError: No module named 'geo'"),
+        (IN_A_CALLBACK, "tidegate.errors.SinkFailed: orders: a string holds a NUL"),
+        (
+            "[STREAM_FAILED] x\n=== Plan ===\n[DIVIDE_BY_ZERO] Division by zero.\n\tat a.b(C.scala:1)",
+            "[DIVIDE_BY_ZERO] Di",
+        ),
+        ("", "unknown"),
+    ],
+    ids=["in a worker", "in a callback", "in the JVM", "nothing"],
+)
+def test_the_cause_of_a_failure_is_told_in_one_line(said: str, cause: str) -> None:
+    assert _short(said).startswith(cause)
+    assert "\n" not in _short(said)

@@ -59,6 +59,8 @@ def main() -> None:
     except OSError as error:
         if not _stdout_is_broken():
             raise
+        # What is left in the buffer would be tried again at the end, and end it with a code of Python's own.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         _fail(f"the answer could not be written to stdout: {error.strerror}", Exit.FAILED)
 
 

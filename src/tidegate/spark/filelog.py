@@ -6,7 +6,8 @@ that Spark wrote, and make Spark read logs that we wrote.
 
 - *sink log*: `<folder>/_spark_metadata/<batch>`, the files that a batch of Spark's file sink wrote.
 - *source log*: `<checkpoint>/sources/<index>/<offset>`, the files that Spark's file source took up.
-- *batch log*: `<checkpoint>/offsets/<batch>` where a batch reads to, `<checkpoint>/commits/<batch>` once it is done.
+- *batch log*: `<checkpoint>/offsets/<batch>` where a batch reads to, `<checkpoint>/commits/<batch>` once it is done
+  (`v2` where the query has state).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tidegate.errors import DamagedCheckpoint
 
 METADATA: Final = "_spark_metadata"
 _VERSION: Final = "v1"
+_COMMIT_VERSIONS: Final = ("v1", "v2")  # the second one names the files of the state
 
 # Neither of a stage's own logs is ever compacted by Spark: rewriting every entry since the beginning is the slow
 # death of long-running file streams. Tidegate trims them instead.
@@ -69,6 +71,10 @@ class _OffsetMetadata(msgspec.Struct, rename="camel"):
     batch_watermark_ms: int = 0
 
 
+class _CommitMetadata(msgspec.Struct, rename="camel"):
+    next_batch_watermark_ms: int = 0
+
+
 class _LogOffset(msgspec.Struct, rename="camel"):
     log_offset: int
 
@@ -76,6 +82,7 @@ class _LogOffset(msgspec.Struct, rename="camel"):
 _sink_decoder: Final = msgspec.json.Decoder(SinkLogEntry)
 _source_decoder: Final = msgspec.json.Decoder(SourceLogEntry)
 _metadata_decoder: Final = msgspec.json.Decoder(_OffsetMetadata)
+_commit_decoder: Final = msgspec.json.Decoder(_CommitMetadata)
 
 T = TypeVar("T")
 
@@ -96,7 +103,7 @@ def write_whole(path: Path, lines: Iterable[str]) -> None:
     hidden.rename(path)
 
 
-def _read_lines(path: Path) -> list[str] | None:
+def _read_lines(path: Path, versions: Sequence[str] = (_VERSION,)) -> list[str] | None:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -104,8 +111,8 @@ def _read_lines(path: Path) -> list[str] | None:
     except UnicodeDecodeError as error:
         raise DamagedCheckpoint(f"{path} is no log of Spark's: {error}") from error
     version, *lines = text.split("\n")
-    if version != _VERSION:
-        raise DamagedCheckpoint(f"{path} starts with {version[:20]!r}, not {_VERSION!r}")
+    if version not in versions:
+        raise DamagedCheckpoint(f"{path} starts with {version[:20]!r}, not {versions[0]!r}")
     return [line for line in lines if line]
 
 
@@ -172,6 +179,19 @@ def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:
     return BatchOffsets(metadata.batch_watermark_ms or None, sources)
 
 
+def has_moved_watermark(checkpoint: Path, batch: int) -> bool:
+    """Whether a committed batch has moved the watermark, so that state waits to be written out by the next one.
+
+    Spark then runs a batch without data, but not as the first one of a query that was started again.
+    """
+    path = checkpoint / "commits" / str(batch)
+    lines = _read_lines(path, _COMMIT_VERSIONS)
+    if not lines:
+        return False
+    then = read_offsets(checkpoint, batch).watermark_ms or 0
+    return _decoded(_commit_decoder, lines[0], path).next_batch_watermark_ms > then
+
+
 def log_offset(source: str) -> int:
     """The number in a file source's offset."""
     return msgspec.json.decode(source, type=_LogOffset).log_offset
@@ -194,6 +214,16 @@ def restart_source_logs(checkpoint: Path, batch: int, sources: Sequence[StageSou
         log = checkpoint / "sources" / str(number)
         log.mkdir(parents=True)
         write_whole(log / "0", [])
+
+
+def is_of_files(entry: Path) -> bool:
+    """Whether an entry of a source log is of a file source, and not where another kind of source stood."""
+    try:
+        for line in _read_lines(entry) or ():
+            _decoded(_source_decoder, line, entry)
+    except DamagedCheckpoint:
+        return False
+    return True
 
 
 def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:

@@ -22,7 +22,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.protocol.messages import Segment
+from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.spark.filelog import METADATA, SinkLogEntry, as_uri, trim_log, write_whole
 
 COMPACT_EVERY: Final = 10
@@ -47,6 +47,14 @@ class Gate:
     def release(self, segment: Segment) -> None:
         """Let the reader see a segment. It takes effect with the next `flush`."""
         self._waiting.append(segment)
+
+    def nudge(self, nothing: SegmentFile) -> None:
+        """Give the reader a batch to run, though there is nothing new: a file without rows, where it stands.
+
+        It is not waited for. If it is gone from the log before the reader saw it, there was something else to see.
+        """
+        write_whole(self._log / str(self._next), self._lines([Segment(self._position, 0, (nothing,))]))
+        self._next += 1
 
     def on_consumed(self, position: int) -> None:
         """The reader has committed everything up to this segment."""

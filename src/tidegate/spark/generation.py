@@ -365,12 +365,18 @@ class Generation:
         if isinstance(error, Fenced):
             raise error
         if error is not None:
-            failures = self._commits.on_failed(name, str(error), self._now_ms)
-            _log.warning("sink %s: commit of epoch %d failed (%d): %s", name, permit.epoch, failures, error)
+            is_ours = isinstance(error, TidegateError)
+            why = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            failures = self._commits.on_failed(name, why, self._now_ms)
+            # Where a function of the user's own failed is seen in the trace alone.
+            trace = None if is_ours else error
+            _log.warning(
+                "sink %s: commit of epoch %d failed (%d): %s", name, permit.epoch, failures, why, exc_info=trace
+            )
             if failures >= _SINK_TRIES:
-                if isinstance(error, TidegateError):
+                if is_ours:
                     raise error
-                raise CheckpointsFailed(f"sink {name!r} could not be committed: {error}") from error
+                raise CheckpointsFailed(f"sink {name!r} could not be committed: {why}") from error
             return
         reached(Step.SINK_COMMITTED)
         cut = self._manifests[permit.checkpoint_id].stages[name].cut

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,11 @@ def batch_folder(output: Path, batch: int) -> Path:
 def written_files(output: Path, batch: int, mode: OutputMode) -> list[tuple[Path, int]]:
     """The files that a committed batch has written, with their sizes."""
     if mode != "append":
-        return [(path, path.stat().st_size) for path in sorted(batch_folder(output, batch).rglob("*.parquet"))]
+        folder = batch_folder(output, batch)
+        files = [(path, path.stat().st_size) for path in sorted(folder.rglob("*.parquet"))]
+        if not files:
+            shutil.rmtree(folder, ignore_errors=True)  # a batch without rows and with partitions: nobody else would
+        return files
     entries = read_sink_log(output, batch)
     if entries is None:
         raise DamagedCheckpoint(f"Spark's sink log in {output} lacks batch {batch}, though the batch was committed")

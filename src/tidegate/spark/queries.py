@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _WATERMARK_METADATA: Final = "spark.watermarkDelayMs"
 _FILE_SOURCE: Final = "StreamingRelation"
+_STREAM_V2: Final = "StreamingRelationV2"
 
 # Sequence numbers stand where Spark expects milliseconds: it forgets files that are this many segments old. Those
 # that it may meet again, in a gate's log since the last compaction, are an eighth of them at most.
@@ -56,10 +58,14 @@ def read_gate(session: SparkSession, gate: Path, schema: StructType) -> DataFram
 
 
 class Built(msgspec.Struct, frozen=True):
-    """A stage's DataFrame, and its sources in Spark's order, where they read other stages."""
+    """A stage's DataFrame, and its sources in Spark's order, where they read other stages.
+
+    `identity` is that of the streams that it reads otherwise.
+    """
 
     frame: DataFrame
     sources: tuple[StageSource, ...]
+    identity: str = ""
 
     @property
     def schema(self) -> StructType:
@@ -96,7 +102,7 @@ def build(
     _check_output_mode(what, definition, frame)
     if not gates:
         _check_source(what, frame)
-        return Built(frame, ())
+        return Built(frame, (), _identity(frame))
     return Built(frame, _sources(what, frame, gates))
 
 
@@ -114,6 +120,19 @@ def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
     assert jvm is not None
     found = jvm.org.apache.spark.sql.catalyst.util.CaseInsensitiveMap(leaf.dataSource().options()).get(name)
     return str(found.get()) if found.isDefined() else None
+
+
+def _identity(frame: DataFrame) -> str:
+    """What tells whether a source reads the same streams as before. A checksum, because options may hold secrets."""
+    told = hashlib.sha256()
+    for leaf in _streams(frame):
+        said = [leaf.nodeName(), leaf.schema().json()]
+        if leaf.nodeName() == _FILE_SOURCE:
+            said += [leaf.dataSource().className(), *sorted(leaf.dataSource().options().mkString("\n").splitlines())]
+        elif leaf.nodeName() == _STREAM_V2:
+            said += [leaf.sourceName(), *sorted(map(str, leaf.extraOptions().asCaseSensitiveMap().items()))]
+        told.update("\0".join(map(str, said)).encode())
+    return told.hexdigest()
 
 
 def _check_source(what: str, frame: DataFrame) -> None:

@@ -29,9 +29,12 @@ from pyspark import inheritable_thread_target
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
+    Fenced,
     InvalidConfig,
     RecoveryRefused,
+    SinkFailed,
     StageFailed,
+    StoreUnavailable,
     Superseded,
 )
 from tidegate.protocol.config import CheckpointConfig, as_ms
@@ -40,7 +43,7 @@ from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
-from tidegate.spark.filelog import StageSource, restart_source_logs
+from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.generation import Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
@@ -204,16 +207,20 @@ class _Run:
     def run(self) -> None:
         failures = 0
         while True:
-            generation = self._open()
-            self._newest_generation = generation.generation
-            self._waited_at: dict[str, int] = {}
+            generation: Generation | None = None
             started = time.monotonic()
             try:
+                generation = self._open()
+                self._newest_generation = generation.generation
+                self._waited_at: dict[str, int] = {}
+                started = time.monotonic()
                 self._drive(generation)
                 return
-            except (StageFailed, CheckpointsFailed) as error:
+            except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable) as error:
+                if isinstance(error, Fenced) or (generation is None and not failures):
+                    raise  # what cannot be opened at first is told at once
                 self._check_not_superseded()
-                if time.monotonic() - started > 60:
+                if generation is not None and time.monotonic() - started > 60:
                     failures = 0  # it ran well for a while: this is another failure, not the same again
                 failures += 1
                 if failures > self._options.restarts or self._stop.wanted:
@@ -224,7 +231,8 @@ class _Run:
                 self._remote.restarting(str(error))
                 failure = error
             finally:
-                generation.stop()
+                if generation is not None:
+                    generation.stop()
             if self._stop.wait(pause_s):
                 raise failure
 
@@ -327,7 +335,7 @@ class _Run:
         for definition in self._definitions:
             stage = generation.stages[definition.name]
             output = generation.output_of(definition)
-            checkpoint = self._rebuild(generation, definition, output, built[definition.name].sources)
+            checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
             stage.open_gates(built[definition.name].sources)
             starts[definition.name] = queries.prepared(
@@ -351,9 +359,7 @@ class _Run:
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
-    def _rebuild(
-        self, generation: Generation, definition: StageDefinition, output: Path, sources: tuple[StageSource, ...]
-    ) -> Path:
+    def _rebuild(self, generation: Generation, definition: StageDefinition, output: Path, built: queries.Built) -> Path:
         """A stage's folders as of the checkpoint that it starts from. Returns Spark's own."""
         checkpoint = generation.checkpoint_of(definition)
         start = generation.stages[definition.name].start
@@ -364,9 +370,9 @@ class _Run:
         if start is not None:
             restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
         if cut is None and not definition.inputs:
-            keep_first_position(self._root.paths, generation.generation, definition.name)
+            keep_first_position(self._root.paths, generation.generation, definition.name, built.identity)
         elif cut is not None and definition.inputs:
-            restart_source_logs(checkpoint, cut, sources)
+            restart_source_logs(checkpoint, cut, built.sources)
         return checkpoint
 
     # -- driving ----------------------------------------------------------------------------------
@@ -416,8 +422,8 @@ class _Run:
                 all_done &= stage.ended
             elif stage.has_consumed_all:
                 if stage.is_idle:
-                    self._waited_at[stage.name] = stage.batch
-                all_done &= self._waited_at.get(stage.name) == stage.batch
+                    self._waited_at[stage.name] = stage.last_useful_batch
+                all_done &= self._waited_at.get(stage.name) == stage.last_useful_batch
             else:
                 all_done = False
         return all_done

@@ -39,8 +39,15 @@ _STREAMING: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
 
-# Only for stages that read gates: a user's own file source keeps its log as Spark keeps it.
-_GATE_READING: Final = {"spark.sql.streaming.fileSource.log.compactInterval": str(NEVER_COMPACT)}
+# Only for stages that read gates: a user's own file source keeps its log, and is read, as the user has it.
+_GATE_READING: Final = {
+    "spark.sql.streaming.fileSource.log.compactInterval": str(NEVER_COMPACT),
+    # A gate is nothing but such a log.
+    "spark.sql.streaming.fileStreamSink.ignoreMetadata": "false",
+    # What a channel holds is rows that were handed on, never to be skipped.
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
 
 _DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
@@ -54,7 +61,7 @@ def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> N
     for key in settings:
         if not key.startswith("spark."):
             raise InvalidConfig(f"{key!r} is no setting of Spark's: those start with spark.")
-        if key in _STREAMING or key in _GATE_READING:
+        if key in _STREAMING:
             raise InvalidConfig(f"{key} is set by Tidegate for its stages; leave it out")
 
 

@@ -5,7 +5,9 @@ Only files that the last snapshot of the stage did not hold are linked and read 
 
 To rebuild the state as of batch N (state version N + 1), per state store: the newest full snapshot (`zip`) not
 above that version, the SST files that it lists, and the change logs from there on. With format v2 a file's name
-carries a unique id; where a version has several (a task was retried), all are kept.
+carries a unique id; where a version has several (a task was retried), all are kept. A full snapshot of a task that
+was tried in vain is never loaded: only one that the commit log of its batch names is built upon. Where that entry is
+gone before anybody looked, those before it are kept as well.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.spark.filelog import log_offset, read_offsets
+from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.files import checksum, link
 from tidegate.storage.manifest import SnapshotFile
 from tidegate.storage.paths import RootPaths
@@ -47,8 +49,11 @@ class _ZipMetadata(msgspec.Struct, rename="camel"):
     log_files: list[_LogFile] | None = None
 
 
-def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
-    """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`."""
+def files_at(checkpoint: Path, batch: int, *, reads_gates: bool, committed: Collection[str] = ()) -> list[str]:
+    """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`.
+
+    `committed`: full snapshots that were found to be of a commit before its entry was deleted.
+    """
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
     names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
     needed = {f"offsets/{batch}", f"commits/{batch}", f"offsets/{max(0, batch - 1)}"}
@@ -56,7 +61,7 @@ def files_at(checkpoint: Path, batch: int, *, reads_gates: bool) -> list[str]:
         raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
     if not reads_gates:
         names += _source_files(checkpoint, batch)
-    names += _state_files(checkpoint, batch + 1)
+    names += _state_files(checkpoint, batch + 1, committed)
     return names
 
 
@@ -83,7 +88,7 @@ def _newest_offset(sources: tuple[str | None, ...]) -> int | None:
         return None
 
 
-def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
+def _state_files(checkpoint: Path, version: int, committed: Collection[str]) -> Iterator[str]:
     state = checkpoint / "state"
     if not state.is_dir():
         return
@@ -94,7 +99,7 @@ def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
         versioned = [match for name in visible if (match := _STATE_FILE.fullmatch(name))]
         base = Path(folder)
         if versioned:
-            yield from _store_files(checkpoint, base, versioned, version)
+            yield from _store_files(checkpoint, base, versioned, version, committed)
         else:
             for name in visible:
                 relative = (base / name).relative_to(checkpoint).as_posix()
@@ -103,37 +108,51 @@ def _state_files(checkpoint: Path, version: int) -> Iterator[str]:
                     yield relative
 
 
-def _store_files(checkpoint: Path, store: Path, files: list[re.Match[str]], version: int) -> Iterator[str]:
-    files = [match for match in files if match[3] not in _FULL or _is_of_the_commit(checkpoint, match)]
-    full = [int(match[1]) for match in files if match[3] in _FULL and int(match[1]) <= version]
-    oldest = max(full, default=0)
+def _store_files(
+    checkpoint: Path, store: Path, files: list[re.Match[str]], version: int, committed: Collection[str]
+) -> Iterator[str]:
+    folder = store.relative_to(checkpoint).as_posix()
+    full = [match for match in files if match[3] in _FULL and int(match[1]) <= version]
+    verdicts = {match: f"{folder}/{match[0]}" in committed or _is_of_the_commit(checkpoint, match) for match in full}
+    sure = [int(match[1]) for match in full if verdicts[match]]
+    unsure = [int(match[1]) for match in full if verdicts[match] is None]
+    oldest = max(sure) if sure else min(unsure, default=0)
     for match in files:
         is_full = match[3] in _FULL
         number = int(match[1])
         if number > version or number < oldest or (number == oldest and not is_full and full):
             continue
-        if is_full and number != oldest:
+        if is_full and verdicts[match] is False:
             continue
         path = store / match[0]
-        yield path.relative_to(checkpoint).as_posix()
+        yield f"{folder}/{match[0]}"
         if match[3] == "zip":
             for shared in _shared_files(path):
-                yield (store / shared).relative_to(checkpoint).as_posix()
+                yield f"{folder}/{shared}"
 
 
-def _is_of_the_commit(checkpoint: Path, full: re.Match[str]) -> bool:
+def _is_of_the_commit(checkpoint: Path, full: re.Match[str]) -> bool | None:
     """Whether a full snapshot is of the task that was committed, not of one that was tried in vain.
 
-    The commit log of its batch names the unique ids. It is gone for old batches and in a restored folder, which
-    holds only what was looked at before.
+    The commit log of its batch names the unique ids. None: it is gone, as for old batches and in a restored folder.
     """
     if full[2] is None:
         return True
     try:
         commit = (checkpoint / "commits" / str(int(full[1]) - 1)).read_text(encoding="utf-8")
     except FileNotFoundError:
-        return True
+        return None
     return "stateUniqueIds" not in commit or full[2] in commit
+
+
+def _committed_among(checkpoint: Path, names: Iterable[str], known: Collection[str]) -> frozenset[str]:
+    """The full snapshots among these files that are surely of a commit."""
+    found = ((name, _STATE_FILE.fullmatch(name.rpartition("/")[2])) for name in names if name.startswith("state/"))
+    return frozenset(
+        name
+        for name, match in found
+        if match and match[3] in _FULL and (name in known or _is_of_the_commit(checkpoint, match))
+    )
 
 
 def _shared_files(snapshot: Path) -> list[str]:
@@ -162,6 +181,7 @@ class Snapshotter:
         self._stage = stage
         self._checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
         self._held = dict(held)
+        self._committed: frozenset[str] = frozenset()
         self._taken: dict[int, frozenset[str]] = {}
         self._keeping: set[str] = set()
 
@@ -179,7 +199,9 @@ class Snapshotter:
     def take(self, checkpoint_id: int, batch: int, *, full: bool) -> tuple[tuple[SnapshotFile, ...], int]:
         """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store."""
         held = {} if full else self._held
-        names = dict.fromkeys(files_at(self._checkpoint, batch, reads_gates=self._reads_gates))
+        found = files_at(self._checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
+        names = dict.fromkeys(found)
+        self._committed = _committed_among(self._checkpoint, names, self._committed)
         fresh = {
             name: self._paths.snapshot_file(self._generation, self._stage, name) for name in names if name not in held
         }
@@ -219,17 +241,25 @@ def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkp
             link(source, target)
 
 
-def keep_first_position(paths: RootPaths, generation: int, stage: str) -> None:
+def keep_first_position(paths: RootPaths, generation: int, stage: str, identity: str) -> None:
     """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
 
     Kafka's "latest" is such a stream. Spark notes where a source first stood before its first batch, as entry 0 of the
-    source's log; the generation before has it, whatever else it did.
+    source's log; the generation before has it, whatever else it did. `identity` tells whether it is the same source
+    still. A source of files has noted the files of its first batch there: it looks for them again, as if new.
     """
+    note = paths.absolute(paths.source_identity(generation, stage))
+    note.parent.mkdir(parents=True, exist_ok=True)
+    note.write_text(identity, encoding="utf-8")
     checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
     for older in range(generation - 1, 0, -1):
         logs = paths.absolute(f"{paths.spark_checkpoint(older, stage)}/sources")
         first = [path for path in logs.glob("*/0") if path.is_file()]
-        for path in first:
-            link(path, checkpoint / "sources" / path.parent.name / path.name)
-        if first:
-            return
+        if not first:
+            continue
+        then = paths.absolute(paths.source_identity(older, stage))
+        if then.is_file() and then.read_text(encoding="utf-8") == identity:
+            for path in first:
+                if not is_of_files(path):
+                    link(path, checkpoint / "sources" / path.parent.name / path.name)
+        return

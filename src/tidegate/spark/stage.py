@@ -37,6 +37,7 @@ from tidegate.spark.filelog import (
     BatchOffsets,
     StageSource,
     as_path,
+    has_moved_watermark,
     is_committed,
     is_overrun,
     log_offset,
@@ -50,7 +51,7 @@ from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
-from tidegate.storage.parquet import count_rows
+from tidegate.storage.parquet import count_rows, write_nothing
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ if TYPE_CHECKING:
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
+_BATCHES_IN_VAIN: Final = 3
+_NOTHING: Final = "nothing.parquet"
 _WAITING: Final = "Waiting for data to arrive"
 
 
@@ -162,6 +165,9 @@ class RunningStage:
         self._now_ms = 0
         self.ended = False
         self.query: StreamingQuery | None = None
+        self._nudged_at: int | None = None
+        self._achieved: tuple[int, int | None] = (0, self.watermark_ms)
+        self._in_vain = 0
         self._parts: dict[int, _Part] = {}
         self._staged: list[Staged] = []
         self._staged_rows: dict[int, int] = {}
@@ -175,7 +181,11 @@ class RunningStage:
             self._staged = [*restored.files, *restored.batches]
 
     def open_gates(self, sources: Sequence[StageSource]) -> None:
-        """Lay the gates, with what was in flight at the checkpoint that the stage starts from."""
+        """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
+
+        If it was cut before the batch without data that writes out what the watermark has closed, a nudge makes up for
+        that batch.
+        """
         self._consumed = [_Consumed(source, self._positions[source.input]) for source in sources]
         self.gates = {
             name: Gate(self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name])
@@ -184,6 +194,12 @@ class RunningStage:
         for name, segments in ({} if self.start is None else self.start.in_flight).items():
             for segment in segments:
                 self._release(name, segment)
+        cut = None if self.start is None else self.start.cut
+        if cut is not None and self.gates and has_moved_watermark(self._checkpoint, cut):
+            self._nudged_at = cut
+            name = self.definition.inputs[0]
+            nothing = self._place.folder(name) / _NOTHING
+            self.gates[name].nudge(SegmentFile(self._place.paths.relative(nothing), write_nothing(nothing)))
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -220,14 +236,24 @@ class RunningStage:
 
     @property
     def is_idle(self) -> bool:
-        """Whether its query waits for data, having committed nothing that was not taken up here."""
+        """Whether its query waits for data, having committed nothing that was not taken up here.
+
+        One with timers in processing time never waits: it runs batch after batch, and some of them in vain.
+        """
+        if self._in_vain >= _BATCHES_IN_VAIN:
+            return True
         waits = self.query is not None and self.query.status["message"] == _WAITING
         return waits and not is_committed(self._checkpoint, self._next_batch)
 
     @property
+    def last_useful_batch(self) -> int:
+        """The last one that consumed or wrote something, or moved the watermark."""
+        return self.batch - self._in_vain
+
+    @property
     def has_consumed_all(self) -> bool:
         """Whether nothing that its inputs hold is left to consume."""
-        return all(
+        return self.batch != self._nudged_at and all(
             channel.at(self._cursors[name]) is None and self.gates[name].lag == 0
             for name, channel in self._channels.items()
         )
@@ -323,6 +349,8 @@ class RunningStage:
         }
         for name, position in moved.items():
             self._forget_consumed(name, position)
+        before, self._achieved = self._achieved, (self.rows, self.watermark_ms)
+        self._in_vain = 0 if moved or self._achieved != before else self._in_vain + 1
         self._execute(self.aligner.on_committed(self.batch, moved, now_ms))
         # Not while a snapshot may still want an entry.
         if self.batch - self._trimmed_at >= _TRIM_EVERY and not self._parts:
@@ -343,6 +371,11 @@ class RunningStage:
                 if self._input_of(entry.path) != consumed.input:
                     raise DamagedCheckpoint(
                         f"stage {self.name!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
+                    )
+                # Spark reads on without a word where a file is gone.
+                if entry.timestamp > consumed.position and not as_path(entry.path).exists():
+                    raise StageFailed(
+                        self.name, f"{as_path(entry.path)} is gone, which it was reading; nothing else may delete there"
                     )
                 consumed.position = max(consumed.position, entry.timestamp)
         return len({(each.input, each.position) for each in self._consumed}) == len(self._positions)
@@ -496,9 +529,15 @@ class RunningStage:
 
 
 def _short(error: str) -> str:
-    """The cause that Spark gives, without its page of JVM trace."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    """The cause that Spark gives, without its page of JVM trace, or Python's."""
+    _, traced, inner = error.rpartition("Traceback (most recent call last):")
+    lines = [line.rstrip() for line in (inner if traced else error).splitlines() if line.strip()]
+    if traced:
+        # The frames are indented; the first line that is not says what was raised.
+        raised = next((line for line in lines if not line[0].isspace()), None)
+        if raised is not None:
+            return raised[:400]
     for line in lines:
-        if not line.startswith(("at ", "===", "Current", "Logical", "[STREAM_FAILED]")):
-            return line[:400]
-    return lines[0][:400] if lines else "unknown"
+        if not line.strip().startswith(("at ", "===", "Current", "Logical", "[STREAM_FAILED]")):
+            return line.strip()[:400]
+    return lines[0].strip()[:400] if lines else "unknown"

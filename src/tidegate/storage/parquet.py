@@ -21,3 +21,11 @@ def read_footer(path: Path) -> Any:
 
 def count_rows(path: Path) -> int:
     return int(read_footer(path).num_rows)
+
+
+def write_nothing(path: Path) -> int:
+    """A file without rows, that can be read with any schema. Returns its size."""
+    pyarrow = importlib.import_module("pyarrow")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _pyarrow_parquet().write_table(pyarrow.table({"nothing": pyarrow.array([], pyarrow.bool_())}), path)
+    return path.stat().st_size

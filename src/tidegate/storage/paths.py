@@ -15,6 +15,8 @@
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
+    stages/<stage>/identity              which stream a source reads, as a checksum
+    stages/<stage>/nothing.parquet       no rows: makes a reader that was restored run a batch
 """
 
 from __future__ import annotations
@@ -85,6 +87,10 @@ class RootPaths:
     @staticmethod
     def stage(generation: int, stage: str) -> str:
         return f"{RootPaths.generation(generation)}/stages/{stage}"
+
+    @staticmethod
+    def source_identity(generation: int, stage: str) -> str:
+        return f"{RootPaths.stage(generation, stage)}/identity"
 
     @staticmethod
     def spark_checkpoint(generation: int, stage: str) -> str:
