@@ -385,3 +385,57 @@ def test_a_server_that_stays_away_is_an_error_that_says_so_and_the_next_run_goes
         server.start()
     run_to_end(pipeline, tmp_path / "root", spark)
     check_shop(server, pipeline, spark)
+
+
+@pytest.mark.spark
+def test_a_table_of_the_same_name_in_another_database_is_refused_if_it_holds_nothing_of_the_pipeline(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    write_input(tmp_path / "in", 2, 10)
+    pipeline = shop(tmp_path, server.dsn)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    with psycopg.connect(server.dsn, autocommit=True) as connection:
+        connection.execute("DROP DATABASE IF EXISTS other")
+        connection.execute("CREATE DATABASE other")
+    moved = tg.PostgresTable("order_log", server.dsn.replace("dbname=postgres", "dbname=other"))
+    written = spark.createDataFrame([], "id long, key string, ts timestamp").schema
+    somebody = SinkPlace("somebody", "else", tmp_path / "unused")
+    moved.prepare_table(somebody, written)
+    moved.commit(somebody, permit(7), Committable(0))
+    with pytest.raises(RecoveryRefused, match=r"order_log of sink 'order_log' is not the one that it wrote to") as no:
+        run_to_end(shop(tmp_path, server.dsn, moved), tmp_path / "root", spark)
+    assert SECRET not in str(no.value)
+    write_input(tmp_path / "in", 2, 10, first_file=2)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    check_shop(server, pipeline, spark)
+
+
+def test_a_table_is_known_by_its_server_its_database_and_itself(server: PostgresServer, tmp_path: Path) -> None:
+    sink = tg.PostgresTable("known", server.dsn)
+    assert sink.identity() is None
+    sink.prepare_table(place(tmp_path), columns())
+    known = sink.identity()
+    assert known == tg.PostgresTable("public.known", server.dsn).identity()
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DROP TABLE known")
+    sink.prepare_table(place(tmp_path), columns())
+    assert sink.identity() not in (None, known)
+
+
+def test_a_table_is_known_also_where_the_server_does_not_tell_its_own_number(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    tg.PostgresTable("known", server.dsn).prepare_table(place(tmp_path), columns())
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DROP ROLE IF EXISTS nobody")
+        connection.execute("CREATE ROLE nobody LOGIN")
+        connection.execute("GRANT USAGE ON SCHEMA public TO public")
+        connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public")
+    try:
+        found = tg.PostgresTable("known", server.dsn.replace("user=tester", "user=nobody")).identity()
+    finally:
+        with psycopg.connect(server.dsn) as connection:
+            connection.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO public")
+    assert found is not None
+    assert str(server.folder) in found
+    assert SECRET not in found

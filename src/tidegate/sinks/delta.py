@@ -77,6 +77,9 @@ class DeltaTable:
     def table(self) -> TableAddress:
         return TableAddress("delta", str(self._path))
 
+    def identity(self) -> str | None:
+        return None
+
     @property
     def path(self) -> Path:
         return self._path

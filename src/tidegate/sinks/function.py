@@ -66,6 +66,9 @@ class ForeachBatch:
     def table(self) -> TableAddress:
         return TableAddress("function", self._name)
 
+    def identity(self) -> str | None:
+        return None
+
     def check_table(self, _place: SinkPlace, _schema: StructType, _output_mode: str) -> bool:
         """A function takes anything, and nothing has to be created for it."""
         return True

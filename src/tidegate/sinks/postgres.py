@@ -91,6 +91,17 @@ class PostgresTable:
     def table(self) -> TableAddress:
         return TableAddress("postgres", f"{self._schema}.{self._name}")
 
+    def identity(self) -> str | None:
+        """The server, the database and the table, as the server itself numbers them."""
+        with self._connected() as connection:
+            found = connection.execute(
+                "SELECT pg_database.oid, to_regclass(%s)::oid FROM pg_database WHERE datname = current_database()",
+                (self._table().as_string(connection),),
+            ).fetchone()
+            if found is None or found[1] is None:
+                return None
+            return f"{_server(connection)} {found[0]} {found[1]}"
+
     # -- the table itself -------------------------------------------------------------------------
 
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
@@ -388,6 +399,18 @@ def _comma(parts: Any) -> Composed:
 def _options(dsn: str) -> dict[str, Any]:
     """A server that does not answer must not hang a checkpoint."""
     return {} if "connect_timeout" in dsn else {"connect_timeout": _CONNECT_SECONDS}
+
+
+def _server(connection: psycopg.Connection[Any]) -> str:
+    """The number that a server got when it was made; where it does not tell, how it was reached."""
+    import psycopg
+
+    try:
+        with connection.transaction():  # so that a refusal does not end the one that we are in
+            found = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()
+    except psycopg.errors.Error:
+        found = None
+    return f"{connection.info.host}:{connection.info.port}" if found is None else str(found[0])
 
 
 def _wait_for_locks(connection: psycopg.Connection[Any]) -> None:
