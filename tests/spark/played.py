@@ -24,6 +24,7 @@ from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import OutputMode
 from tidegate.spark.root import Root
+from tidegate.spark.run import address_of
 from tidegate.spark.stage import RunningStage
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, encode_manifest
 
@@ -141,7 +142,7 @@ class PlayedPipeline:
         definitions = pipeline.validated()
         shape = {
             each.name: StageShape(
-                each.kind, each.inputs, each.output_mode, SCHEMA, None if each.sink is None else each.sink.table
+                each.kind, each.inputs, each.output_mode, SCHEMA, None if each.sink is None else address_of(each.sink)
             )
             for each in definitions
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 import tidegate as tg
 from tests.spark.played import CountingTable, PlayedPipeline
 from tidegate.errors import RecoveryRefused, StageFailed, Superseded
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import SinkPlace
 from tidegate.spark import queries, run
-from tidegate.spark.generation import Generation
+from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
 from tidegate.storage.inspection import examine
+from tidegate.storage.manifest import Manifest, StageShape
 
 SCHEMA = StructType([StructField("id", LongType())])
 
@@ -159,3 +163,44 @@ def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str,
     with pytest.raises(RecoveryRefused, match=message):
         pipeline_of(tmp_path, table).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
+@pytest.mark.parametrize("what", ["same", "created anew", "created anew and known before"])
+def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_epochs_of_the_pipeline(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that never had a row has no epoch in its table, so that alone is no reason."""
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    table.prepare_table(place, SCHEMA)
+    take_over(tmp_path)
+    if what != "same":
+        shutil.rmtree(table.path)
+        table.prepare_table(place, SCHEMA)
+    if what == "created anew and known before":
+        monkeypatch.setattr(tg.DeltaTable, "facts", lambda *_: SinkFacts(1))
+    if what == "created anew":
+        with pytest.raises(RecoveryRefused, match="of sink 'table' is not the one that it wrote to"):
+            pipeline_of(tmp_path).run(tmp_path / "root")
+    else:
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == (1 if what == "created anew" else 2)
+
+
+def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is the first run that creates the table."""
+    opened: list[dict[str, StageShape]] = []
+    real_open = Root.open
+
+    def remember(root: Root, log: DecisionLog, base: Manifest | None, shape: dict[str, StageShape]) -> Opened | None:
+        opened.append(shape)
+        return real_open(root, log, base, shape)
+
+    monkeypatch.setattr(Root, "open", remember)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    pipeline_of(tmp_path).run(tmp_path / "root")
+    table = opened[0]["table"].table
+    assert table is not None
+    assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").identity()
+    assert table.identity is not None

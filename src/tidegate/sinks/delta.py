@@ -78,7 +78,9 @@ class DeltaTable:
         return TableAddress("delta", str(self._path))
 
     def identity(self) -> str | None:
-        return None
+        """What a table is given when it is created."""
+        table = self._open()
+        return None if table is None else str(table.metadata().id)
 
     @property
     def path(self) -> Path:

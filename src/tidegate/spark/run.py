@@ -177,7 +177,8 @@ def _stopping() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
-def _address(sink: Sink) -> TableAddress:
+def address_of(sink: Sink) -> TableAddress:
+    """Where a sink's table is, and which one it is that is there now."""
     return msgspec.structs.replace(sink.table, identity=sink.identity())
 
 
@@ -188,7 +189,7 @@ def _is_another(then: TableAddress, now: TableAddress) -> bool:
 
 def _with_tables(shape: dict[str, StageShape], sinks: dict[str, tuple[Sink, SinkPlace]]) -> dict[str, StageShape]:
     """The shape with the tables as they are now that they have been created."""
-    tables = {name: msgspec.structs.replace(shape[name], table=_address(sink)) for name, (sink, _) in sinks.items()}
+    tables = {name: msgspec.structs.replace(shape[name], table=address_of(sink)) for name, (sink, _) in sinks.items()}
     return {**shape, **tables}
 
 
@@ -304,7 +305,7 @@ class _Run:
                     f"{sink.describe()} of sink {name!r} is gone, but {known}. What to do: restore it, or start the "
                     f"pipeline on a new root; nothing was changed"
                 )
-            then, now = base.shape[name].table, _address(sink)
+            then, now = base.shape[name].table, address_of(sink)
             if then is None or not _is_another(then, now) or sink.facts(place).committed_epoch:
                 continue
             if (then.kind, then.address) != (now.kind, now.address):
