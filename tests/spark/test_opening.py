@@ -18,12 +18,12 @@ from tests.spark.played import CountingTable, PlayedPipeline
 from tidegate.errors import RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import SinkPlace
+from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries, run
 from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
 from tidegate.storage.inspection import examine
-from tidegate.storage.manifest import Manifest, StageShape
+from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 
 SCHEMA = StructType([StructField("id", LongType())])
 
@@ -32,7 +32,7 @@ class Broken(Exception):
     """Of a user's function, such as one that cannot reach its broker."""
 
 
-def pipeline_of(folder: Path, table: str = "table") -> tg.Pipeline:
+def pipeline_of(folder: Path, table: str = "table", sink: Sink | None = None) -> tg.Pipeline:
     """As `PlayedPipeline` has it. Its functions are not called."""
     pipeline = tg.Pipeline("flat")
 
@@ -44,8 +44,7 @@ def pipeline_of(folder: Path, table: str = "table") -> tg.Pipeline:
     def middle(rows: DataFrame) -> DataFrame:
         return rows
 
-    sink = CountingTable(folder / "lake" / table)
-    pipeline.sink(sink, inputs=["middle"])(_named("table"))
+    pipeline.sink(sink or CountingTable(folder / "lake" / table), inputs=["middle"])(_named("table"))
     return pipeline
 
 
@@ -57,9 +56,9 @@ def _named(name: str) -> Callable[[DataFrame], DataFrame]:
     return function
 
 
-def take_over(folder: Path) -> None:
-    """Another run opens a generation, and takes a checkpoint in it."""
-    winner = PlayedPipeline(folder)
+def take_over(folder: Path, table: TableAddress | None = None) -> None:
+    """Another run opens a generation, and takes a checkpoint in it. `table` is what it says that its sink writes to."""
+    winner = PlayedPipeline(folder, address=table)
     try:
         winner.one_batch_each()
         winner.checkpoint()
@@ -204,3 +203,24 @@ def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, m
     assert table is not None
     assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").identity()
     assert table.identity is not None
+
+
+class Writer:
+    def __call__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("sink", [tg.ForeachBatch(Writer()), tg.ForeachBatch(print), tg.Console(), tg.Memory()])
+def test_a_function_may_be_replaced_before_its_first_call_has_succeeded(
+    sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first checkpoint was decided, and its epoch is not remembered yet: it lies in the root, and nowhere else."""
+    take_over(tmp_path, TableAddress("function", "<test_opening.Writer object at 0x7f0123456789>"))
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    pipeline_of(tmp_path, sink=sink).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
+
+
+def test_a_function_that_takes_the_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    take_over(tmp_path)
+    with pytest.raises(RecoveryRefused, match=r"wrote to delta .*/table\. Now it would write to function print"):
+        pipeline_of(tmp_path, sink=tg.ForeachBatch(print)).run(tmp_path / "root")

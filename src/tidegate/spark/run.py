@@ -38,6 +38,7 @@ from tidegate.protocol.config import CheckpointConfig, as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
+from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import StageSource, restart_source_logs
@@ -184,6 +185,8 @@ def address_of(sink: Sink) -> TableAddress:
 
 def _is_another(then: TableAddress, now: TableAddress) -> bool:
     """Whether a sink's table is not the one that it wrote to. By its identity only where that was known then."""
+    if {then.kind, now.kind} <= function.KINDS:
+        return False  # the record of its calls lies in the root: it goes on from there under any name
     return (then.kind, then.address) != (now.kind, now.address) or then.identity not in (None, now.identity)
 
 
