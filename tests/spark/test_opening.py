@@ -56,14 +56,22 @@ def _named(name: str) -> Callable[[DataFrame], DataFrame]:
     return function
 
 
-def take_over(folder: Path, table: TableAddress | None = None) -> None:
-    """Another run opens a generation, and takes a checkpoint in it. `table` is what it says that its sink writes to."""
+def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int = 1) -> None:
+    """Another run opens a generation, and takes checkpoints in it. `table` is what it says that its sink writes to."""
     winner = PlayedPipeline(folder, address=table)
     try:
-        winner.one_batch_each()
-        winner.checkpoint()
+        for _ in range(checkpoints):
+            winner.one_batch_each()
+            winner.checkpoint()
     finally:
         winner.generation.stop()
+
+
+def damage_newest(folder: Path) -> None:
+    root = Root(folder / "root", "flat")
+    log = root.decisions.read()
+    assert log.newest is not None
+    (folder / "root" / log.newest.manifest).write_bytes(b"{}")
 
 
 def check_newest(folder: Path) -> None:
@@ -224,3 +232,25 @@ def test_a_function_that_takes_the_place_of_a_table_is_refused(tmp_path: Path) -
     take_over(tmp_path)
     with pytest.raises(RecoveryRefused, match=r"wrote to delta .*/table\. Now it would write to function print"):
         pipeline_of(tmp_path, sink=tg.ForeachBatch(print)).run(tmp_path / "root")
+
+
+def test_a_damaged_checkpoint_is_not_skipped_where_a_table_that_must_be_fenced_is_gone(tmp_path: Path) -> None:
+    take_over(tmp_path, checkpoints=2)
+    damage_newest(tmp_path)
+    with pytest.raises(RecoveryRefused, match=r"/lake/table of sink 'table' is gone or .* restore the table, or start"):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
+def test_a_damaged_checkpoint_is_skipped_where_the_table_was_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    table.prepare_table(place, SCHEMA)
+    take_over(tmp_path, checkpoints=2)
+    damage_newest(tmp_path)
+    pipeline_of(tmp_path).run(tmp_path / "root")
+    assert table.facts(place).fence == 2
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
