@@ -6,8 +6,12 @@ import importlib
 import logging
 import multiprocessing
 import signal
+import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -104,6 +108,43 @@ def test_a_table_of_other_columns_or_without_the_key_is_refused(server: Postgres
     reserved = StructType([StructField("id", LongType()), StructField("tidegate_batch", StringType())])
     with pytest.raises(InvalidPipeline, match="a name that Tidegate needs"):
         tg.PostgresTable("new", server.dsn).check_table(here, reserved, "append")
+
+
+class Slow(tg.PostgresTable):
+    """Its transactions end when they may."""
+
+    def __init__(self, table: str, dsn: str) -> None:
+        super().__init__(table, dsn)
+        self.is_about_to_end, self.may_end = threading.Event(), threading.Event()
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        with super()._connected() as connection:
+            yield connection
+            self.is_about_to_end.set()
+            assert self.may_end.wait(20)
+
+
+def test_pipelines_that_start_together_in_a_new_schema_create_its_tables_one_after_the_other(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    slow = Slow("first", server.dsn)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            first = threads.submit(slow.prepare_table, place(tmp_path), columns())
+            assert slow.is_about_to_end.wait(20)
+            second = threads.submit(tg.PostgresTable("second", server.dsn).prepare_table, place(tmp_path), columns())
+            waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            deadline = time.monotonic() + 20
+            while rows_of(server, waiting) != Counter([(1,)]):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        finally:
+            slow.may_end.set()
+        first.result()
+        second.result()
+    found = rows_of(server, "SELECT tablename::text FROM pg_tables WHERE schemaname = 'public'")
+    assert found == Counter([("first",), ("second",), ("tidegate_epochs",)])
 
 
 @pytest.mark.parametrize(

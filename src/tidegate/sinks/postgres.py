@@ -141,6 +141,10 @@ class PostgresTable:
         if self._key:
             columns.append(sql.SQL("PRIMARY KEY ({})").format(_comma(map(sql.Identifier, self._key))))
         with self._connected() as connection:
+            # Two that create one table at the same time would fail, IF NOT EXISTS or not: one after the other.
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidegate tables of {self._schema}",)
+            )
             connection.execute(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._table(), _comma(columns)))
             connection.execute(
                 sql.SQL(
