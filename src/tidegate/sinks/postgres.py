@@ -65,9 +65,9 @@ _TYPES: Final = {
 class PostgresTable:
     """A PostgreSQL table that a sink stage appends to or, with a `key`, inserts into and updates.
 
-    `table` is `name` or `schema.name`. `dsn` is a connection string or URL; what it leaves out comes from the usual
-    environment variables (PGHOST, PGUSER, PGPASSWORD, …), also on the executors. Of several rows with one key in an
-    epoch that of the last batch counts.
+    `table` is `name` or `schema.name`; without a schema it is in `public`, whatever the `search_path`. `dsn` is a
+    connection string or URL; what it leaves out comes from the usual environment variables (PGHOST, PGUSER, PGPASSWORD,
+    …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
     """
 
     is_exactly_once = True
@@ -123,6 +123,12 @@ class PostgresTable:
                 raise SinkFailed(
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
                     f"change the stage or the table, or write to a new table"
+                )
+            generated = self._generated(connection)
+            if generated is not None:
+                raise SinkFailed(
+                    f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
+                    f"writes them; take that off the column, or write to a new table"
                 )
             if self._key and not self._has_unique_key(connection):
                 raise SinkFailed(
@@ -334,6 +340,17 @@ class PostgresTable:
             (self._table(name).as_string(connection),),
         ).fetchall()
         return dict(found)
+
+    def _generated(self, connection: psycopg.Connection[Any]) -> str | None:
+        """The first column that takes no value from outside, computed or numbered."""
+        # Servers before 12 do not know attgenerated.
+        found = connection.execute(
+            "SELECT attname FROM pg_attribute AS known WHERE attrelid = to_regclass(%s) AND attnum > 0"
+            " AND NOT attisdropped AND (attidentity = 'a' OR coalesce(to_jsonb(known) ->> 'attgenerated', '') <> '')"
+            " ORDER BY attnum",
+            (self._table().as_string(connection),),
+        ).fetchone()
+        return None if found is None else str(found[0])
 
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
         # Servers before 15 do not know indnullsnotdistinct.
