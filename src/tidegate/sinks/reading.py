@@ -111,9 +111,14 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
                 return _tables(inspected, record)
             except CheckpointNotVisible as error:
                 hidden = hidden or error
+            except UnknownCheckpoint:
+                return read(root)  # the run has removed it meanwhile: newer ones have taken its place
     if hidden is not None:
         raise hidden
-    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others")
+    if not retained:
+        raise UnknownCheckpoint(f"{inspected.paths.root} has no checkpoint yet; a run completes one at every interval")
+    names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
+    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others: {names}")
 
 
 def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
