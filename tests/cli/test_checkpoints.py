@@ -14,7 +14,9 @@ import pytest
 
 from tests.cli.harness import TIDEGATE, make_root, tidegate
 from tests.spark.played import played
+from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
+from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.spark.root import Root
 from tidegate.spark.status import CheckpointStatus, Observer
@@ -242,6 +244,24 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(tmp_path: Pa
         found = verify(inspected, oldest)
         assert found.damage
         assert found.state == "removed"
+
+
+def test_one_checkpoint_that_the_run_removes_meanwhile_is_unknown_and_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with played(tmp_path) as pipeline:
+        for _ in range(3):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        root = pipeline.root.paths.root
+        found, find = [InspectedRoot(root).find(1)], InspectedRoot.find
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+    # As it was found before the run removed it.
+    monkeypatch.setattr(InspectedRoot, "find", lambda each, number: found.pop() if found else find(each, number))
+    with pytest.raises(UnknownCheckpoint, match="retains no ckpt-000001; it retains ckpt-000002"):
+        checkpoints_command(root, 1)
+    assert not found
 
 
 def test_looking_changes_nothing(root: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tidegate.errors import Fenced
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
-from tidegate.sinks.function import ForeachBatch
+from tidegate.sinks.function import KINDS, Console, ForeachBatch, Memory
 from tidegate.testing.sinks import permit
 
 SEALED = Committable(0, (StagedFile(0, "part-0.parquet", 100, 3),))
@@ -38,3 +39,16 @@ def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
     sink.commit(place, permit(at_call, generation=2), sealed)  # the call is made again: at least once
     assert len(calls) == at_call + 1
     assert sink.facts(place) == SinkFacts(at_call, 2)
+
+
+class Writer:
+    def __call__(self, *_: object) -> None: ...
+
+
+def test_what_a_function_is_called_is_the_same_in_every_process() -> None:
+    """An object's own text often has its place in memory, which is another one after a restart."""
+    for function, name in ((print, "print"), (Writer(), "Writer"), (functools.partial(Writer(), 1), "Writer")):
+        assert ForeachBatch(function).describe() == f"function {name}"
+        assert ForeachBatch(function).table.address == name
+    assert repr(ForeachBatch(functools.partial(print, "a"))) == "ForeachBatch(print)"
+    assert {sink.table.kind for sink in (ForeachBatch(print), Console(), Memory())} == KINDS

@@ -1,4 +1,4 @@
-"""Which version of a Delta table shows a checkpoint."""
+"""Which version of a Delta table shows a checkpoint, and which checkpoint is read."""
 
 from __future__ import annotations
 
@@ -9,25 +9,29 @@ from typing import Any
 
 import deltalake
 import pytest
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from tidegate.errors import SinkFailed
+from tests.spark.played import played
+from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
-from tidegate.sinks.reading import TableAt, _table_at
-from tidegate.storage.manifest import TableAddress
+from tidegate.sinks.reading import TableAt, _table_at, _tables, read
+from tidegate.spark.root import Root
+from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.manifest import StageShape, TableAddress
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 
+COLUMNS = StructType([StructField("id", LongType())])
+
 
 def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) -> None:
     place = SinkPlace("shop", "orders", tmp_path / "unused")
-    columns = StructType([StructField("id", LongType())])
     sink = DeltaTable(tmp_path / "table")
-    sink.check_table(place, columns, "append")
-    sink.prepare_table(place, columns)
+    sink.check_table(place, COLUMNS, "append")
+    sink.prepare_table(place, COLUMNS)
     staging = sink.staging_folder(place, 1)
     staging.mkdir(parents=True)
     for batch in range(12):
@@ -43,9 +47,137 @@ def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) ->
         sealed = SimpleNamespace(committable=Committable(epoch - 1).encode())
         manifest: Any = SimpleNamespace(epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed})
         root: Any = SimpleNamespace(pipeline="shop")
-        return _table_at(root, "orders", TableAddress("delta", str(sink.path)), manifest)
+        return _table_at(root, ["orders"], sink.path, manifest)
 
     assert [table_at(epoch).version for epoch in (8, 9, 10, 11, 12)] == [8, 9, 10, 11, 12]
     assert table_at(9).to_arrow().num_rows == 9
     with pytest.raises(SinkFailed, match=r"table of sink 'orders' cannot be read at ckpt-000003: "):
         table_at(3)
+
+
+class SharedTable:
+    """A table that two sinks write to, `a` and `b`. Each batch is one row: the sink's name and the epoch."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sink = DeltaTable(folder / "table")
+        self.batches = {"a": -1, "b": -1}
+        self.sealed: dict[int, dict[str, Committable]] = {}
+        columns = StructType([StructField("sink", StringType()), StructField("epoch", LongType())])
+        for name in self.batches:
+            self.sink.check_table(self.place(name), columns, "append")
+        self.sink.prepare_table(self.place("a"), columns)
+
+    def place(self, name: str) -> SinkPlace:
+        return SinkPlace("shop", name, self.folder / "unused")
+
+    def seal(self, epoch: int, names: str) -> None:
+        """A checkpoint, in which these sinks have a row."""
+        self.sealed[epoch] = {}
+        for name in self.batches:
+            files = []
+            if name in names:
+                self.batches[name] += 1
+                file = self.sink.staging_folder(self.place(name), 1) / f"{name}-{epoch}.parquet"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                parquet.write_table(pyarrow.table({"sink": [name], "epoch": [epoch]}), file)
+                files.append(StagedFile(self.batches[name], str(file), 100, 1))
+            self.sealed[epoch][name] = Committable(self.batches[name], tuple(files))
+
+    def commit(self, name: str, epoch: int) -> None:
+        self.sink.commit(self.place(name), permit(epoch), self.sealed[epoch][name])
+
+    def shown(self, epoch: int) -> dict[str, set[tuple[str, int]]]:
+        """What each sink's table shows at a checkpoint."""
+        stages = {name: SimpleNamespace(committable=sealed.encode()) for name, sealed in self.sealed[epoch].items()}
+        # By two names of the same folder.
+        paths = {"a": self.sink.path, "b": self.sink.path.parent / "link"}
+        if not paths["b"].exists():
+            paths["b"].symlink_to(paths["a"])
+        shape = {
+            name: StageShape("sink", (), "append", "", TableAddress("delta", str(path))) for name, path in paths.items()
+        }
+        manifest: Any = SimpleNamespace(epoch=epoch, checkpoint_id=epoch, aligned=True, shape=shape, stages=stages)
+        root: Any = SimpleNamespace(pipeline="shop", manifest=lambda _: manifest)
+        record: Any = SimpleNamespace(checkpoint_id=epoch)
+        return {
+            name: {(row["sink"], row["epoch"]) for row in table.to_arrow().to_pylist()}
+            for name, table in _tables(root, record).items()
+        }
+
+
+def test_two_sinks_of_one_table_are_read_at_a_version_that_shows_the_same_checkpoint_of_both(tmp_path: Path) -> None:
+    table = SharedTable(tmp_path)
+    for epoch, names in {4: "ab", 5: "a", 6: "ab"}.items():
+        table.seal(epoch, names)
+        table.commit("a", epoch)
+        table.commit("b", epoch)
+    at_4 = {("a", 4), ("b", 4)}
+    at_5 = {*at_4, ("a", 5)}
+    for epoch, rows in {4: at_4, 5: at_5, 6: {*at_5, ("a", 6), ("b", 6)}}.items():
+        assert table.shown(epoch) == {"a": rows, "b": rows}
+
+
+def test_where_a_later_checkpoint_of_one_sink_came_before_this_one_of_another_that_is_said(tmp_path: Path) -> None:
+    table = SharedTable(tmp_path)
+    for epoch in (5, 6):
+        table.seal(epoch, "ab")
+        table.commit("a", epoch)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointNotVisible, match=r"ckpt-000005 .*several sinks .* rows of 'a' of a later .* before those of 'b'"
+        ):
+            table.shown(5)
+        table.commit("b", 5)
+    table.commit("b", 6)
+    everything = {("a", 5), ("b", 5), ("a", 6), ("b", 6)}
+    assert table.shown(6) == {"a": everything, "b": everything}
+
+
+def test_where_one_of_two_sinks_of_a_table_is_late_it_does_not_show_the_checkpoint_yet(tmp_path: Path) -> None:
+    table = SharedTable(tmp_path)
+    table.seal(5, "ab")
+    table.commit("a", 5)
+    with pytest.raises(CheckpointNotVisible, match="does not show it yet; try again"):
+        table.shown(5)
+
+
+# -- which checkpoint is read -----------------------------------------------------------------------------
+
+
+def test_a_root_without_a_checkpoint_says_that_there_is_none_yet(tmp_path: Path) -> None:
+    Root(tmp_path / "root", "flat")
+    with pytest.raises(UnknownCheckpoint, match="has no checkpoint yet"):
+        read(tmp_path / "root")
+
+
+def test_a_root_with_no_aligned_checkpoint_says_which_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Root(tmp_path / "root", "flat")
+    unaligned: Any = SimpleNamespace(checkpoint_id=7, aligned=False)
+    monkeypatch.setattr(InspectedRoot, "retained", lambda _: [unaligned])
+    with pytest.raises(UnknownCheckpoint, match="no aligned checkpoint; name one of the others: ckpt-000007"):
+        read(tmp_path / "root")
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    with played(tmp_path) as pipeline:
+        pipeline.table.prepare_table(SinkPlace("flat", "table", tmp_path / "unused"), COLUMNS)
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        root = pipeline.root.paths.root
+        before, retained = [InspectedRoot(root).retained()], InspectedRoot.retained
+        for _ in range(3):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+    # As it was before the run removed it.
+    monkeypatch.setattr(InspectedRoot, "retained", lambda each: before.pop() if before else retained(each))
+    if named:
+        with pytest.raises(UnknownCheckpoint, match="retains no ckpt-000001; it retains ckpt-000002"):
+            read(root, 1)
+    else:  # nothing was shown by this table
+        with pytest.raises(CheckpointNotVisible, match=r"ckpt-000004 is complete, but .* does not show it yet"):
+            read(root)
+    assert not before

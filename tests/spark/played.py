@@ -24,8 +24,9 @@ from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import OutputMode
 from tidegate.spark.root import Root
+from tidegate.spark.run import address_of
 from tidegate.spark.stage import RunningStage
-from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, encode_manifest
+from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, TableAddress, encode_manifest
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -125,8 +126,12 @@ class PlayedPipeline:
         times_read: int = 1,
         after_batches: int = 0,
         config: CheckpointConfig = ON_DEMAND,
+        address: TableAddress | None = None,
     ) -> None:
-        """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already."""
+        """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already.
+
+        `address`: what its manifests say that the sink writes to, if it is not what it does write to.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.table = CountingTable(folder / "lake" / "table")
         pipeline = tg.Pipeline("flat")
@@ -147,7 +152,11 @@ class PlayedPipeline:
         definitions = pipeline.validated()
         shape = {
             each.name: StageShape(
-                each.kind, each.inputs, each.output_mode, SCHEMA, None if each.sink is None else each.sink.table
+                each.kind,
+                each.inputs,
+                each.output_mode,
+                SCHEMA,
+                None if each.sink is None else address or address_of(each.sink),
             )
             for each in definitions
         }

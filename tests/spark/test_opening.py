@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -15,11 +16,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 import tidegate as tg
 from tests.spark.played import CountingTable, PlayedPipeline
 from tidegate.errors import RecoveryRefused, StageFailed, Superseded
-from tidegate.sinks.contract import SinkPlace
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries, run
-from tidegate.spark.generation import Generation
+from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
 from tidegate.storage.inspection import examine
+from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 
 SCHEMA = StructType([StructField("id", LongType())])
 
@@ -28,7 +32,7 @@ class Broken(Exception):
     """Of a user's function, such as one that cannot reach its broker."""
 
 
-def pipeline_of(folder: Path, table: str = "table") -> tg.Pipeline:
+def pipeline_of(folder: Path, table: str = "table", sink: Sink | None = None) -> tg.Pipeline:
     """As `PlayedPipeline` has it. Its functions are not called."""
     pipeline = tg.Pipeline("flat")
 
@@ -40,8 +44,7 @@ def pipeline_of(folder: Path, table: str = "table") -> tg.Pipeline:
     def middle(rows: DataFrame) -> DataFrame:
         return rows
 
-    sink = CountingTable(folder / "lake" / table)
-    pipeline.sink(sink, inputs=["middle"])(_named("table"))
+    pipeline.sink(sink or CountingTable(folder / "lake" / table), inputs=["middle"])(_named("table"))
     return pipeline
 
 
@@ -53,14 +56,22 @@ def _named(name: str) -> Callable[[DataFrame], DataFrame]:
     return function
 
 
-def take_over(folder: Path) -> None:
-    """Another run opens a generation, and takes a checkpoint in it."""
-    winner = PlayedPipeline(folder)
+def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int = 1) -> None:
+    """Another run opens a generation, and takes checkpoints in it. `table` is what it says that its sink writes to."""
+    winner = PlayedPipeline(folder, address=table)
     try:
-        winner.one_batch_each()
-        winner.checkpoint()
+        for _ in range(checkpoints):
+            winner.one_batch_each()
+            winner.checkpoint()
     finally:
         winner.generation.stop()
+
+
+def damage_newest(folder: Path) -> None:
+    root = Root(folder / "root", "flat")
+    log = root.decisions.read()
+    assert log.newest is not None
+    (folder / "root" / log.newest.manifest).write_bytes(b"{}")
 
 
 def check_newest(folder: Path) -> None:
@@ -159,3 +170,87 @@ def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str,
     with pytest.raises(RecoveryRefused, match=message):
         pipeline_of(tmp_path, table).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
+@pytest.mark.parametrize("what", ["same", "created anew", "created anew and known before"])
+def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_epochs_of_the_pipeline(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sink that never had a row has no epoch in its table, so that alone is no reason."""
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    table.prepare_table(place, SCHEMA)
+    take_over(tmp_path)
+    if what != "same":
+        shutil.rmtree(table.path)
+        table.prepare_table(place, SCHEMA)
+    if what == "created anew and known before":
+        monkeypatch.setattr(tg.DeltaTable, "facts", lambda *_: SinkFacts(1))
+    if what == "created anew":
+        with pytest.raises(RecoveryRefused, match="of sink 'table' is not the one that it wrote to"):
+            pipeline_of(tmp_path).run(tmp_path / "root")
+    else:
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == (1 if what == "created anew" else 2)
+
+
+def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it is the first run that creates the table."""
+    opened: list[dict[str, StageShape]] = []
+    real_open = Root.open
+
+    def remember(root: Root, log: DecisionLog, base: Manifest | None, shape: dict[str, StageShape]) -> Opened | None:
+        opened.append(shape)
+        return real_open(root, log, base, shape)
+
+    monkeypatch.setattr(Root, "open", remember)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    pipeline_of(tmp_path).run(tmp_path / "root")
+    table = opened[0]["table"].table
+    assert table is not None
+    assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").identity()
+    assert table.identity is not None
+
+
+class Writer:
+    def __call__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize("sink", [tg.ForeachBatch(Writer()), tg.ForeachBatch(print), tg.Console(), tg.Memory()])
+def test_a_function_may_be_replaced_before_its_first_call_has_succeeded(
+    sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first checkpoint was decided, and its epoch is not remembered yet: it lies in the root, and nowhere else."""
+    take_over(tmp_path, TableAddress("function", "<test_opening.Writer object at 0x7f0123456789>"))
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    pipeline_of(tmp_path, sink=sink).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
+
+
+def test_a_function_that_takes_the_place_of_a_table_is_refused(tmp_path: Path) -> None:
+    take_over(tmp_path)
+    with pytest.raises(RecoveryRefused, match=r"wrote to delta .*/table\. Now it would write to function print"):
+        pipeline_of(tmp_path, sink=tg.ForeachBatch(print)).run(tmp_path / "root")
+
+
+def test_a_damaged_checkpoint_is_not_skipped_where_a_table_that_must_be_fenced_is_gone(tmp_path: Path) -> None:
+    take_over(tmp_path, checkpoints=2)
+    damage_newest(tmp_path)
+    with pytest.raises(RecoveryRefused, match=r"/lake/table of sink 'table' is gone or .* restore the table, or start"):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
+def test_a_damaged_checkpoint_is_skipped_where_the_table_was_fenced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    table.prepare_table(place, SCHEMA)
+    take_over(tmp_path, checkpoints=2)
+    damage_newest(tmp_path)
+    pipeline_of(tmp_path).run(tmp_path / "root")
+    assert table.facts(place).fence == 2
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 2

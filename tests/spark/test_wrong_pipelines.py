@@ -153,6 +153,13 @@ def a_path_for_a_table(pipeline: tg.Pipeline) -> None:
     pipeline.sink(path)(called("table", "rows"))
 
 
+def one_memory_for_two_sinks(pipeline: tg.Pipeline) -> None:
+    memory = tg.Memory()
+    pipeline.source(called("rows"))
+    pipeline.sink(memory)(called("one", "rows"))
+    pipeline.sink(memory)(called("other", "rows"))
+
+
 # Each with the words that its message must have: what is wrong, where, and what to do.
 WRONG_SHAPES: dict[Callable[[tg.Pipeline], None], tuple[str, ...]] = {
     a_cycle: ("one", "two", "cycle"),
@@ -174,6 +181,7 @@ WRONG_SHAPES: dict[Callable[[tg.Pipeline], None], tuple[str, ...]] = {
     an_output_mode_that_does_not_exist: ("'table'", "'upsert'", "append, update, complete"),
     a_sink_without_a_table: ("sink", "table", "DeltaTable"),
     a_path_for_a_table: ("sink", "lake/table", "DeltaTable"),
+    one_memory_for_two_sinks: ("'one'", "'other'", "Memory()", "give each its own"),
 }
 
 

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table
-from tidegate.errors import DamagedCheckpoint
+from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
@@ -100,9 +100,9 @@ def _completed(inspected: InspectedRoot, record: CheckpointCompleted) -> Listed 
     name = checkpoint_name(record.checkpoint_id)
     try:
         manifest = inspected.manifest(record)
+    except UnknownCheckpoint:
+        return None
     except DamagedCheckpoint as damage:
-        if not inspected.is_retained(record.checkpoint_id):
-            return None
         return Listed(name, "aligned" if record.aligned else "unaligned", "damaged", record.generation, why=str(damage))
     return Listed(
         name,
@@ -205,7 +205,6 @@ def newest_manifest(root: Path) -> tuple[InspectedRoot, Manifest | None]:
     while (newest := inspected.log().newest) is not None:
         try:
             return inspected, inspected.manifest(newest)
-        except DamagedCheckpoint:
-            if inspected.is_retained(newest.checkpoint_id):
-                raise
+        except UnknownCheckpoint:
+            continue  # the run has removed it meanwhile
     return inspected, None

@@ -9,7 +9,7 @@ from rich.console import Console
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.text import as_bytes, console, plain_table
-from tidegate.errors import DamagedCheckpoint
+from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, check_files
@@ -53,7 +53,7 @@ def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> Verified:
     found = Verified(checkpoint_name(record.checkpoint_id))
     try:
         manifest = inspected.manifest(record)
-    except DamagedCheckpoint as damage:
+    except (DamagedCheckpoint, UnknownCheckpoint) as damage:
         found.damage.append(str(damage))
     else:
         for file in check_files(inspected.paths, manifest):

@@ -116,6 +116,13 @@ class Sink(Protocol):
         """Where the rows are, for the manifest. Without credentials."""
         ...
 
+    def identity(self) -> str | None:
+        """What the table that is there now has and no other, not even one that takes its place at the same address.
+
+        Without credentials. None: there is no table, or nothing that tells it from others.
+        """
+        ...
+
     def describe(self) -> str:
         """The table, for people. Without credentials."""
         ...

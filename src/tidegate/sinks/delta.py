@@ -77,6 +77,11 @@ class DeltaTable:
     def table(self) -> TableAddress:
         return TableAddress("delta", str(self._path))
 
+    def identity(self) -> str | None:
+        """What a table is given when it is created."""
+        table = self._open()
+        return None if table is None else str(table.metadata().id)
+
     @property
     def path(self) -> Path:
         return self._path

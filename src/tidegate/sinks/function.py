@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+KINDS: Final = frozenset({"function", "console", "memory"})
+"""Of tables that are none: what is remembered of them lies in the root, whatever function is called."""
 _RECORD: Final = "record.json"
 
 
@@ -43,6 +46,13 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calling_next_batch: int = 0
 
 
+def _name_of(function: object) -> str:
+    """A name that is the same in every process: the text of an object often tells where in memory it is."""
+    if isinstance(function, partial):
+        return _name_of(function.func)
+    return getattr(function, "__name__", None) or type(function).__name__
+
+
 class ForeachBatch:
     """Calls `function(rows, epoch)` for each epoch that has rows, at least once."""
 
@@ -57,7 +67,7 @@ class ForeachBatch:
 
     @property
     def _name(self) -> str:
-        return getattr(self._function, "__name__", repr(self._function))
+        return _name_of(self._function)
 
     def describe(self) -> str:
         return f"function {self._name}"
@@ -65,6 +75,9 @@ class ForeachBatch:
     @property
     def table(self) -> TableAddress:
         return TableAddress("function", self._name)
+
+    def identity(self) -> str | None:
+        return None
 
     def check_table(self, _place: SinkPlace, _schema: StructType, _output_mode: str) -> bool:
         """A function takes anything, and nothing has to be created for it."""

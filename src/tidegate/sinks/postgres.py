@@ -65,9 +65,9 @@ _TYPES: Final = {
 class PostgresTable:
     """A PostgreSQL table that a sink stage appends to or, with a `key`, inserts into and updates.
 
-    `table` is `name` or `schema.name`. `dsn` is a connection string or URL; what it leaves out comes from the usual
-    environment variables (PGHOST, PGUSER, PGPASSWORD, …), also on the executors. Of several rows with one key in an
-    epoch that of the last batch counts.
+    `table` is `name` or `schema.name`; without a schema it is in `public`, whatever the `search_path`. `dsn` is a
+    connection string or URL; what it leaves out comes from the usual environment variables (PGHOST, PGUSER, PGPASSWORD,
+    …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
     """
 
     is_exactly_once = True
@@ -91,6 +91,17 @@ class PostgresTable:
     def table(self) -> TableAddress:
         return TableAddress("postgres", f"{self._schema}.{self._name}")
 
+    def identity(self) -> str | None:
+        """The server, the database and the table, as the server itself numbers them."""
+        with self._connected() as connection:
+            found = connection.execute(
+                "SELECT pg_database.oid, to_regclass(%s)::oid FROM pg_database WHERE datname = current_database()",
+                (self._table().as_string(connection),),
+            ).fetchone()
+            if found is None or found[1] is None:
+                return None
+            return f"{_server(connection)} {found[0]} {found[1]}"
+
     # -- the table itself -------------------------------------------------------------------------
 
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
@@ -113,6 +124,12 @@ class PostgresTable:
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
                     f"change the stage or the table, or write to a new table"
                 )
+            generated = self._generated(connection)
+            if generated is not None:
+                raise SinkFailed(
+                    f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
+                    f"writes them; take that off the column, or write to a new table"
+                )
             if self._key and not self._has_unique_key(connection):
                 raise SinkFailed(
                     f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
@@ -130,6 +147,10 @@ class PostgresTable:
         if self._key:
             columns.append(sql.SQL("PRIMARY KEY ({})").format(_comma(map(sql.Identifier, self._key))))
         with self._connected() as connection:
+            # Two that create one table at the same time would fail, IF NOT EXISTS or not: one after the other.
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidegate tables of {self._schema}",)
+            )
             connection.execute(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._table(), _comma(columns)))
             connection.execute(
                 sql.SQL(
@@ -320,6 +341,17 @@ class PostgresTable:
         ).fetchall()
         return dict(found)
 
+    def _generated(self, connection: psycopg.Connection[Any]) -> str | None:
+        """The first column that takes no value from outside, computed or numbered."""
+        # Servers before 12 do not know attgenerated.
+        found = connection.execute(
+            "SELECT attname FROM pg_attribute AS known WHERE attrelid = to_regclass(%s) AND attnum > 0"
+            " AND NOT attisdropped AND (attidentity = 'a' OR coalesce(to_jsonb(known) ->> 'attgenerated', '') <> '')"
+            " ORDER BY attnum",
+            (self._table().as_string(connection),),
+        ).fetchone()
+        return None if found is None else str(found[0])
+
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
         # Servers before 15 do not know indnullsnotdistinct.
         found = connection.execute(
@@ -388,6 +420,18 @@ def _comma(parts: Any) -> Composed:
 def _options(dsn: str) -> dict[str, Any]:
     """A server that does not answer must not hang a checkpoint."""
     return {} if "connect_timeout" in dsn else {"connect_timeout": _CONNECT_SECONDS}
+
+
+def _server(connection: psycopg.Connection[Any]) -> str:
+    """The number that a server got when it was made; where it does not tell, how it was reached."""
+    import psycopg
+
+    try:
+        with connection.transaction():  # so that a refusal does not end the one that we are in
+            found = connection.execute("SELECT system_identifier FROM pg_control_system()").fetchone()
+    except psycopg.errors.Error:
+        found = None
+    return f"{connection.info.host}:{connection.info.port}" if found is None else str(found[0])
 
 
 def _wait_for_locks(connection: psycopg.Connection[Any]) -> None:

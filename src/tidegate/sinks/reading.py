@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.features import unreadable
 from tidegate.sinks.scan import FILE, active_files, scan
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.manifest import Manifest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,6 +96,9 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
 
     `checkpoint` is an id such as "ckpt-000042" that the root retains; left out, it is the newest one that is aligned
     and that all tables show. Tables of other kinds keep no versions and are not among them.
+
+    Sinks that write to one table commit to it one after the other. Where one came with a later checkpoint before
+    another was done with this one, no version of the table shows just this one, and `CheckpointNotVisible` says so.
     """
     inspected = InspectedRoot(Path(root).absolute())
     if checkpoint is not None:
@@ -111,56 +114,99 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
                 return _tables(inspected, record)
             except CheckpointNotVisible as error:
                 hidden = hidden or error
+            except UnknownCheckpoint:
+                return read(root)  # the run has removed it meanwhile: newer ones have taken its place
     if hidden is not None:
         raise hidden
-    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others")
+    if not retained:
+        raise UnknownCheckpoint(f"{inspected.paths.root} has no checkpoint yet; a run completes one at every interval")
+    names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
+    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others: {names}")
 
 
 def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
     manifest = root.manifest(record)
-    tables = {
-        name: _table_at(root, name, shape.table, manifest)
+    addresses = {
+        name: shape.table.address
         for name, shape in manifest.shape.items()
         if shape.table is not None and shape.table.kind == "delta"
     }
+    sharing: dict[str, list[str]] = {}
+    for name, address in addresses.items():
+        sharing.setdefault(os.path.realpath(address), []).append(name)
+    tables: dict[str, TableAt] = {}
+    for names in sharing.values():
+        tables |= dict.fromkeys(names, _table_at(root, names, Path(addresses[names[0]]), manifest))
     return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
 
 
-def _table_at(root: InspectedRoot, sink: str, address: TableAddress, manifest: Manifest) -> TableAt:
-    """The last version of a table that shows no later epoch. A table's record of its epoch only grows."""
-    path = Path(address.address)
-    owner = f"{root.pipeline}/{sink}"
+class _Versions:
+    """What the versions of a table say of the sinks of a pipeline that write to it, as of a checkpoint."""
 
-    def record(kind: str, version: int | None) -> int:
+    def __init__(self, pipeline: str, sinks: Sequence[str], path: Path, manifest: Manifest) -> None:
+        self._pipeline = pipeline
+        self._sinks = sinks
+        self._path = path
+        self._manifest = manifest
+
+    def newest(self) -> int:
+        return self._open(None, "").version()
+
+    def later(self, version: int) -> list[str]:
+        """The sinks of which a version shows a later epoch."""
+        table = self._at(version)
+        return [sink for sink in self._sinks if self._record(table, sink, "epoch") > self._manifest.epoch]
+
+    def hidden(self, version: int) -> list[str]:
+        """The sinks of which a version lacks rows."""
+        table = self._at(version)
+        return [sink for sink in self._sinks if self._lacks(sink, self._record(table, sink, "batch"))]
+
+    def _lacks(self, sink: str, next_batch: int) -> bool:
+        sealed = self._manifest.stages[sink].committable
+        files = () if sealed is None else decode_committable(sealed).files
+        return any(each.batch >= next_batch and each.rows for each in files)
+
+    def _record(self, table: deltalake.DeltaTable, sink: str, kind: str) -> int:
+        return table.transaction_version(f"tidegate/{self._pipeline}/{sink}/{kind}") or 0
+
+    def _at(self, version: int) -> deltalake.DeltaTable:
+        return self._open(version, f" at {checkpoint_name(self._manifest.checkpoint_id)}")
+
+    def _open(self, version: int | None, when: str) -> deltalake.DeltaTable:
         try:
-            return deltalake.DeltaTable(path, version=version).transaction_version(f"tidegate/{owner}/{kind}") or 0
+            return deltalake.DeltaTable(self._path, version=version)
         except DeltaError as error:
-            name = checkpoint_name(manifest.checkpoint_id)
+            sinks = " and ".join(map(repr, self._sinks))
             raise SinkFailed(
-                f"the table {path} of sink {sink!r} cannot be read at {name}: {first_line(error)}"
+                f"the table {self._path} of sink {sinks} cannot be read{when}: {first_line(error)}"
             ) from error
 
-    try:
-        newest = deltalake.DeltaTable(path).version()
-    except DeltaError as error:
-        raise SinkFailed(f"the table {path} of sink {sink!r} cannot be read: {error}") from error
-    is_newest = record("epoch", newest) <= manifest.epoch
-    if is_newest:
-        version = newest
-    else:
-        lowest, above = 0, newest  # `above` shows a later epoch; `lowest`, when the table was created, none
-        while above - lowest > 1:
-            middle = (lowest + above) // 2
+
+def _table_at(root: InspectedRoot, sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
+    """The last version of a table that shows no later epoch of any of its sinks. Their records only grow."""
+    versions = _Versions(root.pipeline, sinks, path, manifest)
+    newest = versions.newest()
+    version, above = newest, newest + 1
+    if versions.later(newest):
+        version, above = 0, newest  # `above` shows a later epoch; version 0, when the table was created, none
+        while above - version > 1:
+            middle = (version + above) // 2
             try:
-                is_above = record("epoch", middle) > manifest.epoch
+                is_above = bool(versions.later(middle))
             except SinkFailed:
                 is_above = False  # older than what is left of the table's log
-            lowest, above = (lowest, middle) if is_above else (middle, above)
-        version = lowest
-    sealed = manifest.stages[sink].committable
-    shown = record("batch", version)
-    if sealed is not None and any(each.batch >= shown and each.rows for each in decode_committable(sealed).files):
-        name = checkpoint_name(manifest.checkpoint_id)
-        why = "does not show it yet; try again" if is_newest else "showed it only together with a later one; read that"
-        raise CheckpointNotVisible(f"{name} is complete, but {path} {why}")
-    return TableAt(path, version)
+            version, above = (version, middle) if is_above else (middle, above)
+    hidden = versions.hidden(version)
+    if not hidden:
+        return TableAt(path, version)
+    if version == newest:
+        why = "does not show it yet; try again"
+    elif hidden[0] in (first := versions.later(above)):
+        why = "showed it only together with a later one; read that"
+    else:
+        why = (
+            f"has no version that shows it alone: several sinks write to it, and rows of {first[0]!r} of a later "
+            f"checkpoint came before those of {hidden[0]!r}; read another checkpoint, or give each sink its own table"
+        )
+    raise CheckpointNotVisible(f"{checkpoint_name(manifest.checkpoint_id)} is complete, but {path} {why}")

@@ -130,7 +130,22 @@ class Pipeline:
         for stage in self._stages.values():
             if stage.kind != "sink" and stage.name not in read:
                 raise InvalidPipeline(f"nothing reads {stage.kind} {stage.name!r}; add a stage that does, or remove it")
+        self._check_memories()
         return self._in_order()
+
+    def _check_memories(self) -> None:
+        """Refuse one memory for two sinks: of an epoch that both have rows of, it would keep those of one."""
+        from tidegate.sinks.function import Memory
+
+        users: dict[int, str] = {}
+        for stage in self._stages.values():
+            if isinstance(stage.sink, Memory):
+                other = users.setdefault(id(stage.sink), stage.name)
+                if other != stage.name:
+                    raise InvalidPipeline(
+                        f"the sinks {other!r} and {stage.name!r} share one tidegate.Memory(), which would keep the "
+                        f"rows of only one of them; give each its own"
+                    )
 
     def _check_inputs(self, stage: StageDefinition) -> None:
         if stage.kind != "source" and not stage.inputs:

@@ -85,10 +85,21 @@ class Root:
                         if self.decisions.read().next_slot == log.next_slot:
                             health[checkpoint_id] = str(damage)
                 case FenceSinks(generation):
-                    for sink, place in sinks.values():
-                        sink.fence(place, generation)
+                    self._fence(sinks, generation)
                 case _:
                     return log, self._base(decision, manifests, shape)
+
+    def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:
+        for sink, place in sinks.values():
+            sink.fence(place, generation)
+        # A table that is gone has nothing to keep a fence in, and another time it would not have either.
+        for name, facts in self._sink_facts(sinks).items():
+            if facts.fence < generation:
+                raise RecoveryRefused(
+                    f"the newest checkpoint is damaged, and {sinks[name][0].describe()} of sink {name!r} is gone or "
+                    f"keeps no fence, so an old run could still commit to it what is lost. What to do: restore the "
+                    f"table, or start the pipeline on a new root; no checkpoint was restored"
+                )
 
     def _base(
         self, decision: RecoveryDecision, manifests: dict[int, Manifest], shape: Mapping[str, StageShape]

@@ -41,6 +41,7 @@ from tidegate.protocol.config import CheckpointConfig, as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
+from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
@@ -55,7 +56,7 @@ from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
-from tidegate.storage.manifest import Manifest, StageShape
+from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -180,6 +181,24 @@ def _stopping() -> Iterator[_Stop]:
             signal.signal(number, handler)
 
 
+def address_of(sink: Sink) -> TableAddress:
+    """Where a sink's table is, and which one it is that is there now."""
+    return msgspec.structs.replace(sink.table, identity=sink.identity())
+
+
+def _is_another(then: TableAddress, now: TableAddress) -> bool:
+    """Whether a sink's table is not the one that it wrote to. By its identity only where that was known then."""
+    if {then.kind, now.kind} <= function.KINDS:
+        return False  # the record of its calls lies in the root: it goes on from there under any name
+    return (then.kind, then.address) != (now.kind, now.address) or then.identity not in (None, now.identity)
+
+
+def _with_tables(shape: dict[str, StageShape], sinks: dict[str, tuple[Sink, SinkPlace]]) -> dict[str, StageShape]:
+    """The shape with the tables as they are now that they have been created."""
+    tables = {name: msgspec.structs.replace(shape[name], table=address_of(sink)) for name, (sink, _) in sinks.items()}
+    return {**shape, **tables}
+
+
 class _Run:
     def __init__(
         self,
@@ -268,7 +287,7 @@ class _Run:
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
                     sink.prepare_table(place, built[name].schema)
-            opened = self._root.open(log, base, shape) if log.generation + 1 == number else None
+            opened = self._root.open(log, base, _with_tables(shape, sinks)) if log.generation + 1 == number else None
             if opened is not None:
                 break
         reached(Step.GENERATION_OPENED)
@@ -297,13 +316,20 @@ class _Run:
                     f"{sink.describe()} of sink {name!r} is gone, but {known}. What to do: restore it, or start the "
                     f"pipeline on a new root; nothing was changed"
                 )
-            then = base.shape[name].table
-            if then is not None and then != sink.table and not sink.facts(place).committed_epoch:
+            then, now = base.shape[name].table, address_of(sink)
+            if then is None or not _is_another(then, now) or sink.facts(place).committed_epoch:
+                continue
+            if (then.kind, then.address) != (now.kind, now.address):
                 raise RecoveryRefused(
                     f"sink {name!r} wrote to {then.kind} {then.address}. Now it would write to {sink.describe()}, that "
                     f"holds nothing of this pipeline, but {known}. What to do: change it back, move the table there, "
                     f"or start the pipeline on a new root; nothing was changed"
                 )
+            raise RecoveryRefused(
+                f"{sink.describe()} of sink {name!r} is not the one that it wrote to: it lies elsewhere or was created "
+                f"anew, and holds nothing of this pipeline, but {known}. What to do: restore the table or go back to "
+                f"the server and database that it is in, or start the pipeline on a new root; nothing was changed"
+            )
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
         """Call the functions against the gates that the generation will have."""

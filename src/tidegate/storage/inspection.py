@@ -1,7 +1,8 @@
 """Looking at a root without touching it: whose it is, its decision log, its checkpoints and their files.
 
 Nothing is claimed, created or locked, so it works beside a run that is alive, and on a root that one may only read.
-What the run deletes meanwhile, by what its log retains, is not damage: `is_retained` tells the two apart.
+What the run deletes meanwhile, by what its log retains, is not damage: `is_retained` tells the two apart, and
+`InspectedRoot.manifest` asks it.
 """
 
 from __future__ import annotations
@@ -157,4 +158,9 @@ class InspectedRoot:
         )
 
     def manifest(self, record: CheckpointCompleted) -> Manifest:
-        return read_manifest(self._store, record)
+        """What a checkpoint consists of. One that the run has removed since its record was read is unknown by now."""
+        try:
+            return read_manifest(self._store, record)
+        except DamagedCheckpoint:
+            self.find(record.checkpoint_id)  # asked after the damage was seen
+            raise

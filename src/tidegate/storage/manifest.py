@@ -52,10 +52,14 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TableAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where a sink's rows are: a kind of table, and its address without credentials."""
+    """Where a sink's rows are: a kind of table, and its address without credentials.
+
+    `identity` tells the table from another one that is at the same address later. None: it is not known.
+    """
 
     kind: str
     address: str
+    identity: str | None = None
 
 
 class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -190,6 +190,13 @@ class SinkConformance:
         assert self.check(sink, place) is True
         assert self.check(self.make_sink("there"), place) is True
 
+    def test_its_table_stays_the_same_whatever_is_committed(self) -> None:
+        run = self.start("same")
+        before = run.sink.identity()
+        run.stage([(1, "a")])
+        run.commit(1)
+        assert self.make_sink("same").identity() == before
+
     def test_nothing_that_is_staged_is_visible(self) -> None:
         run = self.start("staged")
         run.stage([(1, "a"), (2, "b")])
