@@ -57,7 +57,7 @@ def run_command(
     from tidegate.spark.run import run_pipeline
 
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
-    chosen = load_pipeline(file, pipeline)
+    chosen = load_pipeline(file, pipeline, to_run=True)
     with view:
         run_pipeline(
             chosen,
