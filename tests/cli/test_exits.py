@@ -160,3 +160,20 @@ def test_a_setting_that_would_have_no_effect_is_refused_before_anything_is_made(
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "secret" not in done.stderr
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "checkpoint", "checkpoints", "verify", "run"])
+def test_a_root_in_a_bucket_is_refused_by_every_command_and_nothing_is_made(tmp_path: Path, command: str) -> None:
+    (tmp_path / "orders.py").write_text("import tidegate as tg\npipeline = tg.Pipeline('orders')\n", encoding="utf-8")
+    file = ["orders.py"] if command == "run" else []
+    done = tidegate(command, *file, "--root", "s3://bucket/orders", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: s3://bucket/orders is not a local folder, and buckets are not supported")
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["orders.py"]
+
+
+def test_a_root_may_be_given_as_a_file_url(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    for command in ("checkpoints", "verify"):
+        assert "ckpt-000001" in tidegate(command, "--root", root.as_uri()).stdout

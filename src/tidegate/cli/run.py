@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tidegate.cli.options import RootFolder
+
 if TYPE_CHECKING:
     from tidegate.cli.view import View
     from tidegate.spark.status import RunStatus
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 
 def run_command(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
-    root: Annotated[Path, typer.Option(help="The folder that holds its checkpoints.")],
+    root: RootFolder,
     checkpoint_interval: Annotated[str, typer.Option(help="How often to take a checkpoint.")] = "10s",
     unaligned_after: Annotated[
         str | None,
