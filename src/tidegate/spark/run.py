@@ -114,9 +114,13 @@ def run_pipeline(
     root: str | Path,
     spark: SparkSession | None = None,
     view: View | None = None,
+    stop: threading.Event | None = None,
     **options: Any,
 ) -> None:
-    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed."""
+    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
+
+    `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only.
+    """
     settings = _settings(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
@@ -131,43 +135,50 @@ def run_pipeline(
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
             session = spark or local_session(pipeline.name, folder / "spark.log", settings.conf)
             # After the session: PySpark takes Ctrl-C for itself when it starts one.
-            with _stopping() as stop:
-                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop, remote)
+            with _stopping(stop) as stopping:
+                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
                 try:
                     run.run()
-                    remote.ended_because = "it was told to stop" if stop.wanted else "all its input is consumed"
+                    remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
                 finally:
                     if not existed and root_of_run.is_unused:
                         shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
 
 class _Stop:
-    """Set by Ctrl-C or SIGTERM. A second one stops at once."""
+    """Wanted by Ctrl-C or SIGTERM, of which a second one stops at once, or by the event of whoever runs the pipeline.
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
+    A signal does not set that event: it is not ours, and may be there for more than one run.
+    """
+
+    def __init__(self, given: threading.Event | None) -> None:
+        self._signalled = threading.Event()
+        self._given = given
 
     @property
     def wanted(self) -> bool:
-        return self._event.is_set()
+        return self._signalled.is_set() or (self._given is not None and self._given.is_set())
 
     def wait(self, seconds: float) -> bool:
         """Wait that long, or until it is wanted. Tells whether it is."""
-        return self._event.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while not self.wanted and (left := deadline - time.monotonic()) > 0:
+            self._signalled.wait(min(left, _LOOK_AT_QUERIES_EVERY_S))
+        return self.wanted
 
     def __call__(self, number: int, _frame: object) -> None:
-        if self.wanted:
+        if self._signalled.is_set():
             raise KeyboardInterrupt
         _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
-        self._event.set()
+        self._signalled.set()
 
 
 @contextmanager
-def _stopping() -> Iterator[_Stop]:
-    stop = _Stop()
+def _stopping(given: threading.Event | None) -> Iterator[_Stop]:
+    stop = _Stop(given)
     try:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us there stops us otherwise
+    except ValueError:  # not the main thread: whoever runs us there gives an event
         yield stop
         return
     try:
