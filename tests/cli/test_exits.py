@@ -19,6 +19,18 @@ from tidegate.errors import TidegateError
 README = Path(__file__).parents[2] / "README.md"
 COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "graph", "demo", "simulate")
 
+PIPELINE = """
+import tidegate as tg
+
+pipeline = tg.Pipeline("orders")
+
+@pipeline.source
+def rows(spark): ...
+
+@pipeline.sink(tg.DeltaTable("lake/kept"))
+def kept(rows): ...
+"""
+
 CODES = {
     "InvalidConfig": 2,
     "InvalidPipeline": 2,
@@ -177,3 +189,19 @@ def test_a_root_may_be_given_as_a_file_url(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
     for command in ("checkpoints", "verify"):
         assert "ckpt-000001" in tidegate(command, "--root", root.as_uri()).stdout
+
+
+def test_a_root_that_is_a_file_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    (tmp_path / "root").write_text("kept", encoding="utf-8")
+    done = tidegate("run", "orders.py", "--root", "root", cwd=tmp_path)
+    assert done.returncode == Exit.UNUSABLE_ROOT
+    assert "cannot be a folder" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interval_that_cannot_be_is_told_by_the_name_of_its_option(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    done = tidegate("run", "orders.py", "--root", "root", "--checkpoint-interval", "0s", cwd=tmp_path)
+    assert done.returncode == Exit.WRONG_USAGE
+    assert done.stderr == "error: checkpoint_interval is '0s'; it must be at least 1ms, such as 10s\n"

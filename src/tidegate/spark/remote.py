@@ -6,7 +6,8 @@
 
 The run's side (`Remote`) is called from its control thread and must cost nothing there: it never waits, and no failure
 of it is a failure of the run. A request that comes while a checkpoint is in progress waits for its turn: the one in
-progress may not hold what the asker has just written.
+progress was cut before. The one that is taken for it holds what the sources have committed by then; what has only just
+arrived there, and is in no committed batch of theirs yet, comes with the next.
 
 Importing this brings no PySpark.
 """

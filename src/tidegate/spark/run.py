@@ -73,7 +73,8 @@ View = Callable[[RunStatus], None]
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a pipeline is run. Times are a number with a unit: 500ms, 10s, 5m, 1h."""
 
-    checkpoint_interval: str = "10s"
+    checkpoint_interval: str | None = None
+    """How often to take a checkpoint. Takes the place of what `checkpoint` says of it, which is 10s by default."""
     unaligned_after: str | None = None
     """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
     Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
@@ -86,9 +87,14 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
 
     def config(self) -> CheckpointConfig:
-        config = msgspec.structs.replace(
-            self.checkpoint, interval_ms=as_ms("checkpoint_interval", self.checkpoint_interval)
-        )
+        config = self.checkpoint
+        if self.checkpoint_interval is not None:
+            interval_ms = as_ms("checkpoint_interval", self.checkpoint_interval)
+            if not interval_ms:
+                raise InvalidConfig(
+                    f"checkpoint_interval is {self.checkpoint_interval!r}; it must be at least 1ms, such as 10s"
+                )
+            config = msgspec.structs.replace(config, interval_ms=interval_ms)
         if self.unaligned_after is None:
             return config
         timeout_ms = as_ms("unaligned_after", self.unaligned_after)
