@@ -56,7 +56,7 @@ def test_every_error_has_its_exit_code() -> None:
 
 def test_the_readme_has_every_exit_code() -> None:
     text = README.read_text(encoding="utf-8")
-    assert {int(code) for code in re.findall(r"^\| (\d) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
 
 
 def test_the_help_lists_every_command() -> None:

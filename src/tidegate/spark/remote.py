@@ -97,9 +97,9 @@ class Remote:
                 self._answer(name, Answer("refused", why="the run has ended"))
         self._write(last)
 
-    def update(self, generation: Generation) -> RunStatus:
+    def update(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
         """Look at the run; write down what is seen if the last time was a while ago."""
-        status = self._observer.observe(generation)
+        status = self._observer.observe(generation, is_stopping=is_stopping)
         now = time.monotonic()
         if now - self._written_s >= _WRITE_EVERY_S:
             with suppress(OSError):
@@ -228,7 +228,7 @@ def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
     status = read_status(paths)
     if not is_alive:
         return Life.STOPPED, status
-    is_at_work = status is not None and status.state == "running"
+    is_at_work = status is not None and status.state in ("running", "stopping")
     silent_s = (datetime.now(UTC) - last_heard_of(paths, status)).total_seconds()
     is_silent = silent_s > (_STALE_AFTER_S if is_at_work else _STALE_WHILE_STARTING_S)
     return Life.HANGING if is_silent else Life.ALIVE, status

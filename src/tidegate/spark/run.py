@@ -174,7 +174,7 @@ class _Stop:
 
     def __call__(self, number: int, _frame: object) -> None:
         if self._signalled.is_set():
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt("stopped at once by a second signal")
         _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
         self._signalled.set()
 
@@ -286,6 +286,9 @@ class _Run:
         )
         try:
             self._start(generation, built)
+        except KeyboardInterrupt:
+            generation.abandon()
+            raise
         except BaseException:
             generation.stop()
             raise
@@ -389,6 +392,13 @@ class _Run:
     # -- driving ----------------------------------------------------------------------------------
 
     def _drive(self, generation: Generation) -> None:
+        try:
+            self._drive_to_the_end(generation)
+        except KeyboardInterrupt:
+            generation.abandon()
+            raise
+
+    def _drive_to_the_end(self, generation: Generation) -> None:
         looked = 0.0
         last: int | None = None
         while True:
@@ -412,7 +422,7 @@ class _Run:
             time.sleep(_PAUSE_S)
 
     def _show(self, generation: Generation) -> None:
-        status = self._remote.update(generation)
+        status = self._remote.update(generation, is_stopping=self._stop.wanted)
         if self._view is not None:
             self._view(status)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
-RunState = Literal["starting", "running", "restarting", "finished", "failed"]
+RunState = Literal["starting", "running", "stopping", "restarting", "finished", "failed"]
 
 
 class StageStatus(msgspec.Struct, frozen=True):
@@ -82,8 +82,8 @@ class Observer:
         self._earlier: deque[CheckpointStatus] = deque(maxlen=_LAST_CHECKPOINTS)
         self._ended: tuple[CheckpointStatus, ...] = ()
 
-    def observe(self, generation: Generation) -> RunStatus:
-        """The run as it is now."""
+    def observe(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
+        """The run as it is now. `is_stopping`: it was told to, and takes its last checkpoint."""
         if generation.generation != self.status.generation:
             self._earlier.extend(self._ended)
             self._rates.clear()
@@ -92,7 +92,7 @@ class Observer:
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=_now(),
-            state="running",
+            state="stopping" if is_stopping else "running",
             why=None,
             generation=generation.generation,
             stages={
