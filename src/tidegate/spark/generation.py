@@ -425,7 +425,7 @@ class Generation:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def abandon(self) -> None:
-        """Stop, and wait for nothing: a commit may hang. One that still ends is as that of a run that was superseded."""
+        """Stop, and wait for nothing: a commit may hang. One that still ends is like one of a superseded run."""
         self._is_abandoned = True
         for pool in self._pools():
             pool.shutdown(wait=False, cancel_futures=True)

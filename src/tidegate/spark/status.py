@@ -27,7 +27,8 @@ RunState = Literal["starting", "running", "stopping", "restarting", "finished", 
 
 
 class StageStatus(msgspec.Struct, frozen=True):
-    """`rows` is what it has written since the run started; `lag` how many segments of its inputs it has yet to read."""
+    """`rows` is what it has written since the last start, of the run or of its stages after a failure: what was written
+    before may have been written again. `lag` is how many segments of its inputs it has yet to read."""
 
     kind: str
     batch: int | None
