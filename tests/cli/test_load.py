@@ -111,16 +111,23 @@ def test_drawing_a_file_that_does_without_spark_does_not_import_it(tmp_path: Pat
     assert done.stdout == "False\n"
 
 
-def test_a_udf_that_needs_spark_too_early_is_told_with_its_line_and_what_to_do(tmp_path: Path) -> None:
-    (tmp_path / "early.py").write_text(
-        "from pyspark.sql import functions as F\n\n@F.udf('long')\ndef twice(x):\n    return x\n", encoding="utf-8"
-    )
+@pytest.mark.parametrize("early", ["F.udf(abs, 'long')", "F.col('amount') > 1"])
+def test_what_needs_spark_too_early_is_told_with_its_line_and_what_to_do(tmp_path: Path, early: str) -> None:
+    source = f"from pyspark.sql import functions as F\n\nearly = {early}\n"
+    (tmp_path / "early.py").write_text(source, encoding="utf-8")
     done = tidegate("graph", "early.py", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: early.py cannot be loaded at line 3: this needs Spark")
     assert "inside the function of a stage" in done.stderr
     assert "LongType()" in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_assertion_of_the_files_own_is_told_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "asserts.py"
+    file.write_text("assert 1 == 2, 'no sense'\n", encoding="utf-8")
+    with pytest.raises(InvalidPipeline, match=r"at line 1: AssertionError: no sense"):
+        load_pipeline(file, None)
 
 
 def test_a_line_is_named_however_the_file_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,9 +72,17 @@ def _load(file: Path) -> ModuleType:
 
 
 def _what_is_wrong(error: BaseException) -> str:
-    if _NO_SPARK_YET in str(error):
+    if _needs_spark(error):
         return (
             "this needs Spark, which is started after the file is loaded. Make columns and UDFs inside the function of "
             "a stage; a UDF may stay where it is if its type is an object, such as LongType() instead of 'long'"
         )
     return f"{type(error).__name__}: {error}"
+
+
+def _needs_spark(error: BaseException) -> bool:
+    """PySpark says so of a UDF; of a column it only asserts, without a word."""
+    if isinstance(error, AssertionError):
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        return "pyspark" in Path(raised_in).parts
+    return _NO_SPARK_YET in str(error)
