@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import signal
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from tidegate.cli.view import JsonView, LiveView
+from tidegate.spark.run import _stopping
 from tidegate.spark.status import CheckpointStatus, Observer, RunStatus
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("tidegate", "tidegate.stopping")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 def running(*checkpoints: int) -> RunStatus:
@@ -30,6 +44,23 @@ def test_the_live_view_tells_that_a_run_is_stopping_and_what_stops_it_at_once() 
     assert "stopping" not in before
     assert "stopping after a last checkpoint" in shown.getvalue()
     assert "Ctrl-C once more stops it at once" in shown.getvalue()
+
+
+def test_the_live_view_tells_that_a_run_is_stopping_before_there_is_a_table() -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)):
+        logging.getLogger("tidegate").info("a checkpoint is complete")
+        with pytest.raises(KeyboardInterrupt, match="stopped at once by a second signal"):
+            stopped_by_two_signals()
+    assert "stopping after a last checkpoint" in shown.getvalue()
+    assert "is complete" not in shown.getvalue()
+
+
+def stopped_by_two_signals() -> None:
+    with _stopping(None) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.wanted
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_each_checkpoint_is_told_once_and_no_more_of_them_are_remembered_than_are_shown(

@@ -97,6 +97,8 @@ class LiveView(View):
         logger = logging.getLogger("tidegate")
         logger.addHandler(RichHandler(console=self._console, show_path=False))
         logger.setLevel(logging.WARNING)
+        # A run that is told to stop while it still opens has no table yet that could show it.
+        logging.getLogger("tidegate.stopping").setLevel(logging.INFO)
         # Not in place: the JVM writes to the terminal while it starts.
         self._console.print("starting Spark…")
         return self

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
+# Of its own, so that a view which shows nothing but warnings can show this too.
+_log_of_stops = logging.getLogger("tidegate.stopping")
 
 # Between two rounds. A shorter one would hand on small batches one by one, which costs throughput and gains no latency:
 # the next batch is a hundred milliseconds away.
@@ -175,7 +177,7 @@ class _Stop:
     def __call__(self, number: int, _frame: object) -> None:
         if self._signalled.is_set():
             raise KeyboardInterrupt("stopped at once by a second signal")
-        _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
+        _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
         self._signalled.set()
 
 
