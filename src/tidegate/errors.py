@@ -4,7 +4,7 @@
      ├─ InvalidConfig            a setting cannot be; fix it and start again
      ├─ InvalidPipeline          the pipeline as written cannot run; fix it and start again
      ├─ RootInUse                another run on this root is alive
-     ├─ NoRoot                   the folder is not the root of any pipeline
+     ├─ NoRoot                   the folder is not the root of any pipeline, or cannot be one
      ├─ ForeignRoot              the root belongs to another pipeline
      ├─ PipelineChanged          the pipeline no longer fits its checkpoint
      ├─ RecoveryRefused          starting would lose or double rows; it says what to do instead
@@ -58,7 +58,7 @@ class RootInUse(TidegateError):
 
 
 class NoRoot(TidegateError):
-    """The folder is not the root of any pipeline."""
+    """The folder is not the root of any pipeline, or cannot be one."""
 
 
 class ForeignRoot(TidegateError):

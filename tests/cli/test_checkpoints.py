@@ -23,6 +23,7 @@ from tidegate.spark.status import CheckpointStatus, Observer
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +173,13 @@ def test_a_run_that_opens_its_first_generation_meanwhile_has_damaged_nothing(
         answers = iter([DecisionLog(), pipeline.root.decisions.read()])  # before it was opened, and after
         monkeypatch.setattr(StoredDecisions, "read", lambda _: next(answers))
         assert inspected.log().generation == 1
+
+
+def test_checkpoints_stand_in_the_order_of_their_numbers_also_when_these_have_more_digits(tmp_path: Path) -> None:
+    StoredDecisions(Store(tmp_path / "root")).mark_used(999_998)
+    root = make_root(tmp_path, checkpoints=3)
+    listed = json.loads(tidegate("checkpoints", "--root", root, "--json").stdout)["checkpoints"]
+    assert [each["checkpoint"] for each in listed] == ["ckpt-999999", "ckpt-1000000", "ckpt-1000001"]
 
 
 def test_the_shell_completes_commands_and_checkpoints(made: Path) -> None:

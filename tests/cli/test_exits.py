@@ -19,6 +19,18 @@ from tidegate.errors import TidegateError
 README = Path(__file__).parents[2] / "README.md"
 COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "graph", "demo", "simulate")
 
+PIPELINE = """
+import tidegate as tg
+
+pipeline = tg.Pipeline("orders")
+
+@pipeline.source
+def rows(spark): ...
+
+@pipeline.sink(tg.DeltaTable("lake/kept"))
+def kept(rows): ...
+"""
+
 CODES = {
     "InvalidConfig": 2,
     "InvalidPipeline": 2,
@@ -44,7 +56,7 @@ def test_every_error_has_its_exit_code() -> None:
 
 def test_the_readme_has_every_exit_code() -> None:
     text = README.read_text(encoding="utf-8")
-    assert {int(code) for code in re.findall(r"^\| (\d) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
 
 
 def test_the_help_lists_every_command() -> None:
@@ -160,3 +172,36 @@ def test_a_setting_that_would_have_no_effect_is_refused_before_anything_is_made(
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert "secret" not in done.stderr
     assert not (tmp_path / "root").exists()
+
+
+@pytest.mark.parametrize("command", ["status", "checkpoint", "checkpoints", "verify", "run"])
+def test_a_root_in_a_bucket_is_refused_by_every_command_and_nothing_is_made(tmp_path: Path, command: str) -> None:
+    (tmp_path / "orders.py").write_text("import tidegate as tg\npipeline = tg.Pipeline('orders')\n", encoding="utf-8")
+    file = ["orders.py"] if command == "run" else []
+    done = tidegate(command, *file, "--root", "s3://bucket/orders", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: s3://bucket/orders is not a local folder, and buckets are not supported")
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["orders.py"]
+
+
+def test_a_root_may_be_given_as_a_file_url(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    for command in ("checkpoints", "verify"):
+        assert "ckpt-000001" in tidegate(command, "--root", root.as_uri()).stdout
+
+
+def test_a_root_that_is_a_file_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    (tmp_path / "root").write_text("kept", encoding="utf-8")
+    done = tidegate("run", "orders.py", "--root", "root", cwd=tmp_path)
+    assert done.returncode == Exit.UNUSABLE_ROOT
+    assert "cannot be a folder" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_interval_that_cannot_be_is_told_by_the_name_of_its_option(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").write_text(PIPELINE, encoding="utf-8")
+    done = tidegate("run", "orders.py", "--root", "root", "--checkpoint-interval", "0s", cwd=tmp_path)
+    assert done.returncode == Exit.WRONG_USAGE
+    assert done.stderr == "error: checkpoint_interval is '0s'; it must be at least 1ms, such as 10s\n"

@@ -6,6 +6,7 @@ import json
 import shlex
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,52 @@ def test_spark_that_cannot_be_started_is_told_in_one_line(tmp_path: Path, monkey
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "Java 17 or 21" in line
     assert "Traceback" not in done.stderr
+
+
+HANGS = """
+import time
+from pathlib import Path
+
+import tidegate as tg
+
+pipeline = tg.Pipeline("hangs")
+
+def hang(rows, epoch):
+    Path("hangs").touch()
+    time.sleep(3600)
+
+@pipeline.source
+def rows(spark):
+    return spark.readStream.schema("id long").json("orders")
+
+@pipeline.sink(tg.ForeachBatch(hang))
+def table(rows):
+    return rows
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_second_signal_ends_a_run_at_once_though_a_sink_hangs(tmp_path: Path) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS, encoding="utf-8")
+    (tmp_path / "orders").mkdir()
+    put(tmp_path, 0)
+    command = [TIDEGATE, "run", "hangs.py", "--root", str(ROOT), "--checkpoint-interval", "200ms"]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            wait_until((tmp_path / "hangs").exists)
+            run.send_signal(signal.SIGINT)
+            wait_until(lambda: state(tmp_path) == "stopping")
+            assert run.poll() is None
+            assert "stopping after a last checkpoint" in tidegate("status", "--root", ROOT, cwd=tmp_path).stdout
+            run.send_signal(signal.SIGINT)
+            interrupted = time.monotonic()
+            assert run.wait(timeout=60) == 130
+            assert time.monotonic() - interrupted < 3
+            assert run.stderr is not None
+            said = run.stderr.read()
+        finally:
+            run.kill()
+    assert said.endswith("stopped at once by a second signal; the next run goes on from the newest checkpoint\n")
+    assert "Traceback" not in said
+    assert "stopped at once by a second signal" in tidegate("status", "--root", ROOT, cwd=tmp_path).stdout

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from pyspark.sql import functions as F
 import tidegate as tg
 from tests.spark.harness import START, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.errors import InvalidConfig, InvalidPipeline
+from tidegate.sinks.sessions import derived_session
+from tidegate.spark.run import run_pipeline
 from tidegate.spark.session import StageSessions, local_session
 from tidegate.spark.status import RunStatus
 
@@ -116,6 +121,79 @@ def test_a_session_that_the_user_has_but_did_not_give_is_not_changed(tmp_path: P
     found = local_session("another name", tmp_path / "spark.log")
     assert found.sparkContext is spark.sparkContext
     assert settings_of(spark) == before
+
+
+def in_a_thread(action: Callable[[], object]) -> None:
+    """What it raises is raised here."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(action).result(timeout=120)
+
+
+def test_a_session_that_the_user_has_is_seen_from_any_thread_and_not_changed(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    spark.conf.set("spark.sql.shuffle.partitions", "7")
+    before = settings_of(spark)
+    found: list[SparkSession] = []
+    in_a_thread(lambda: found.append(local_session("another name", tmp_path / "spark.log")))
+    try:
+        assert found[0]._jsparkSession.equals(spark._jsparkSession)
+        assert settings_of(spark) == before
+        assert spark.conf.get("spark.sql.shuffle.partitions") == "7"
+    finally:
+        spark.conf.set("spark.sql.shuffle.partitions", str(os.cpu_count()))
+
+
+def test_settings_that_come_too_late_are_refused_in_any_thread(tmp_path: Path, spark: SparkSession) -> None:
+    assert spark.sparkContext is not None
+    with pytest.raises(InvalidConfig, match="a Spark session already"):
+        in_a_thread(lambda: shop(tmp_path).run(tmp_path / "root", conf={"spark.driver.memory": "4g"}))
+
+
+def test_a_run_in_a_thread_is_stopped_by_its_event_after_a_last_checkpoint(tmp_path: Path, spark: SparkSession) -> None:
+    write_input(tmp_path / "in", 2, 10)
+    memory = tg.Memory()
+    pipeline = tg.Pipeline("threaded")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(memory)
+    def table(rows: DataFrame) -> DataFrame:
+        return rows.select("id")
+
+    stop = threading.Event()
+
+    def stop_when_rows_are_through(status: RunStatus) -> None:
+        if status.stages["table"].rows == 20:
+            stop.set()
+
+    def run() -> None:
+        run_pipeline(
+            pipeline, tmp_path / "root", spark, stop_when_rows_are_through, stop, checkpoint_interval="1h", restarts=0
+        )
+
+    in_a_thread(run)
+    assert len(memory.rows) == 20  # only a checkpoint shows them, and none was due
+    assert "it was told to stop" in (tmp_path / "root" / "status.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("given", "used"), [("200", "200"), ("3", "3"), (None, "cores")])
+def test_a_number_of_shuffle_partitions_that_the_user_has_set_is_kept_whatever_it_is(
+    spark: SparkSession, given: str | None, used: str
+) -> None:
+    session = spark.newSession()
+    if given is None:
+        session.conf.unset("spark.sql.shuffle.partitions")
+    else:
+        session.conf.set("spark.sql.shuffle.partitions", given)
+    before = dict(session.conf.getAll)
+    wanted = str(spark.sparkContext.defaultParallelism) if used == "cores" else used
+    sessions = StageSessions(session)
+    for derived in (sessions.of_sources, sessions.of_stages, derived_session(session)):
+        assert derived.conf.get("spark.sql.shuffle.partitions") == wanted
+    assert dict(session.conf.getAll) == before
 
 
 def test_a_session_of_our_own_starts_whatever_letters_the_root_has(tmp_path: Path) -> None:

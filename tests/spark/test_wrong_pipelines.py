@@ -24,13 +24,13 @@ from tidegate.errors import (
     ForeignRoot,
     InvalidConfig,
     InvalidPipeline,
+    NoRoot,
     PipelineChanged,
     RootInUse,
     SinkFailed,
-    TidegateError,
 )
 from tidegate.spark.root import Root, check_shape
-from tidegate.spark.run import run_pipeline
+from tidegate.spark.run import RunOptions, run_pipeline
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape
 from tidegate.storage.store import Store
@@ -221,7 +221,7 @@ def right_shape() -> tg.Pipeline:
         ({"checkpoint_interval": "ten seconds"}, ("checkpoint_interval", "'ten seconds'")),
         ({"checkpoint_interval": "-1s"}, ("checkpoint_interval", "'-1s'")),
         ({"checkpoint_interval": "1.5s"}, ("checkpoint_interval", "'1.5s'")),
-        ({"checkpoint_interval": "0s"}, ("interval", "at least 1")),
+        ({"checkpoint_interval": "0s"}, ("checkpoint_interval is '0s'", "at least 1ms")),
         ({"restart_pause": "soon"}, ("restart_pause", "'soon'")),
         ({"unaligned_after": "3"}, ("unaligned_after", "'3'", "10s")),
         ({"checkpoint_intervall": "10s"}, ("checkpoint_intervall",)),
@@ -249,6 +249,14 @@ def test_an_option_that_cannot_be_is_refused_by_name(
     for each in words:
         assert each in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_interval_of_a_config_counts_unless_another_is_given() -> None:
+    config = tg.CheckpointConfig(interval_ms=300, max_retained=7)
+    assert RunOptions(checkpoint=config).config() == config
+    given = RunOptions(checkpoint=config, checkpoint_interval="5s").config()
+    assert (given.interval_ms, given.max_retained) == (5_000, 7)
+    assert RunOptions().config().interval_ms == 10_000
 
 
 # -- files that define pipelines --------------------------------------------------------------------
@@ -328,8 +336,9 @@ def test_a_log_of_decisions_without_an_owner_is_no_new_root(tmp_path: Path) -> N
 
 def test_a_root_that_cannot_be_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept", encoding="utf-8")
-    with pytest.raises(TidegateError, match="file"):
-        run_pipeline(right_shape(), tmp_path / "file" / "root", NO_SESSION)
+    for root in (tmp_path / "file", tmp_path / "file" / "root"):
+        with pytest.raises(NoRoot, match="cannot be a folder"):
+            run_pipeline(right_shape(), root, NO_SESSION)
     assert (tmp_path / "file").read_text(encoding="utf-8") == "kept"
 
 
@@ -376,6 +385,11 @@ def ticks(spark: SparkSession) -> DataFrame:
     return spark.readStream.format("rate").load()
 
 
+def fails(rows: DataFrame) -> DataFrame:
+    columns = ["id"]
+    return rows.select(columns[3])
+
+
 NO_COLUMN = "[UNRESOLVED_COLUMN"
 WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]] = {
     "nothing": (returns(lambda _: None), ("stage 'middle'", "NoneType", "streaming DataFrame")),
@@ -393,6 +407,10 @@ WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]
     "none of its input": (
         returns(lambda rows: ticks(rows.sparkSession)),
         ("stage 'middle'", "a stream of its own", "make a source of it"),
+    ),
+    "an error of its own": (
+        returns(fails),
+        (f"stage 'middle' failed at {__file__}, line {fails.__code__.co_firstlineno + 2}: IndexError: list index",),
     ),
     "a wrong column": (returns(lambda rows: rows.select("nope")), ("stage 'middle'", NO_COLUMN, "nope")),
     "aggregation without watermark": (
@@ -492,15 +510,16 @@ def test_what_a_stage_cannot_return_is_refused_and_nothing_is_left(
 
 @pytest.mark.spark
 @pytest.mark.slow
-def test_an_error_of_the_functions_own_comes_through_as_it_is_and_nothing_is_left(
+def test_an_error_of_the_functions_own_is_told_with_its_cause_and_nothing_is_left(
     tmp_path: Path, spark: SparkSession
 ) -> None:
     def fails(_: DataFrame) -> None:
         raise KeyError("their own")
 
     (tmp_path / "in").mkdir()
-    with pytest.raises(KeyError, match="their own"):
+    with pytest.raises(InvalidPipeline, match=r"stage 'middle' failed at .*: KeyError: 'their own'") as refused:
         run_to_end(returns(fails)(tmp_path), tmp_path / "root", spark)
+    assert isinstance(refused.value.__cause__, KeyError)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.errors import InvalidConfig, StoreUnavailable
+from tidegate.errors import NoRoot, StoreUnavailable
 from tidegate.storage.lock import RootLock, is_held
 
 
 def test_a_root_whose_lock_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(InvalidConfig, match=f"the root {tmp_path} cannot be used: lock: Is a directory"):
+    with pytest.raises(NoRoot, match=f"the root {tmp_path} cannot be used: lock: Is a directory"):
         RootLock(tmp_path / "lock").__enter__()
 
 
@@ -24,7 +24,7 @@ def test_a_lock_that_cannot_be_written_is_not_held_afterwards(tmp_path: Path, mo
     path = tmp_path / "lock"
     with monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
-        with pytest.raises(InvalidConfig, match="No space left on device"):
+        with pytest.raises(NoRoot, match="No space left on device"):
             RootLock(path).__enter__()
     assert not is_held(path)
 

@@ -15,7 +15,7 @@ from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_tab
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.messages import Flag
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.spark.remote import Life, look
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
@@ -71,7 +71,8 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
 
 def _listed(inspected: InspectedRoot) -> list[Listed]:
     completed = [found for record in inspected.retained() if (found := _completed(inspected, record)) is not None]
-    return sorted([*completed, *_others(inspected)], key=lambda each: each.checkpoint)
+    # By number: from the millionth on, a name has one digit more.
+    return sorted([*completed, *_others(inspected)], key=lambda each: checkpoint_id_of(each.checkpoint) or 0)
 
 
 def _others(inspected: InspectedRoot) -> list[Listed]:

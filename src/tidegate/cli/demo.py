@@ -266,7 +266,8 @@ def _expected(folder: Path) -> dict[str, Rows]:
     session = local_session("tidegate demo, the batch job", folder / "batch.log")
     try:
         return {
-            name: _rows(frame.toArrow()) for name, frame in batch_job(load_pipeline(_PIPELINE, None), session).items()
+            name: _rows(frame.toArrow())
+            for name, frame in batch_job(load_pipeline(_PIPELINE, None, to_run=True), session).items()
         }
     finally:
         session.stop()

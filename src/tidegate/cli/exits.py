@@ -33,6 +33,7 @@ class Exit(enum.IntEnum):
     SUPERSEDED = 5
     NOT_RUNNING = 6
     HANGING = 7
+    INTERRUPTED = 130  # as shells tell that a command was ended by Ctrl-C
 
 
 # Subclasses before their parents; what is not here is FAILED.

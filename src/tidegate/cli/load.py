@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import os
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Any, Final
 
 from tidegate.errors import InvalidPipeline, TidegateError
 from tidegate.spark.pipeline import Pipeline
 
+_NO_SPARK_YET: Final = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
-def load_pipeline(file: Path, name: str | None) -> Pipeline:
-    """The pipeline that a file defines."""
+
+def load_pipeline(file: Path, name: str | None, *, to_run: bool = False) -> Pipeline:
+    """The pipeline that a file defines. `to_run`: on Spark, whose workers then get the functions of the file too."""
     module = _load(file)
-    found = {value.name: value for value in vars(module).values() if isinstance(value, Pipeline)}
+    if to_run:
+        _give_to_workers(module, file)
+    found: dict[str, Pipeline] = {}
+    for value in vars(module).values():
+        if isinstance(value, Pipeline) and found.setdefault(value.name, value) is not value:
+            raise InvalidPipeline(f"{file} defines two pipelines called {value.name!r}; give one of them another name")
     if name is not None:
         if name not in found:
             raise InvalidPipeline(f"{file} defines no pipeline {name!r} (it defines: {', '.join(found) or 'none'})")
@@ -26,6 +36,20 @@ def load_pipeline(file: Path, name: str | None) -> Pipeline:
             + ("name one with --pipeline" if found else "define one with tidegate.Pipeline(name)")
         )
     return next(iter(found.values()))
+
+
+def _give_to_workers(module: ModuleType, file: Path) -> None:
+    """No worker could import the file under the name that it has here, so its functions and classes travel whole.
+
+    Modules beside it are imported by their names, which workers can do as well: they search where Spark's process does.
+    """
+    # Not above: who only looks at the file need not wait for it.
+    cloudpickle: Any = importlib.import_module("pyspark.cloudpickle")
+    cloudpickle.register_pickle_by_value(module)
+    known = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    folder = str(file.parent.absolute())
+    if folder not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([folder, *known])
 
 
 def _load(file: Path) -> ModuleType:
@@ -40,7 +64,25 @@ def _load(file: Path) -> ModuleType:
     except TidegateError:
         raise
     except (Exception, SystemExit) as error:
-        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+        # Python names the file by its absolute path, however it was given.
+        own = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         where = f" at line {own[-1]}" if own else ""
-        raise InvalidPipeline(f"{file} cannot be loaded{where}: {type(error).__name__}: {error}") from error
+        raise InvalidPipeline(f"{file} cannot be loaded{where}: {_what_is_wrong(error)}") from error
     return module
+
+
+def _what_is_wrong(error: BaseException) -> str:
+    if _needs_spark(error):
+        return (
+            "this needs Spark, which is started after the file is loaded. Make columns and UDFs inside the function of "
+            "a stage; a UDF may stay where it is if its type is an object, such as LongType() instead of 'long'"
+        )
+    return f"{type(error).__name__}: {error}"
+
+
+def _needs_spark(error: BaseException) -> bool:
+    """PySpark says so of a UDF; of a column it only asserts, without a word."""
+    if isinstance(error, AssertionError):
+        raised_in = traceback.extract_tb(error.__traceback__)[-1].filename
+        return "pyspark" in Path(raised_in).parts
+    return _NO_SPARK_YET in str(error)

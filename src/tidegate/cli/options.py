@@ -9,9 +9,13 @@ import typer
 
 from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.storage.files import local_path
 from tidegate.storage.inspection import InspectedRoot
 
-RootFolder = Annotated[Path, typer.Option("--root", help="The folder that holds the pipeline's checkpoints.")]
+RootFolder = Annotated[
+    Path,
+    typer.Option("--root", metavar="PATH", parser=local_path, help="The folder that holds the pipeline's checkpoints."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+from tidegate.cli.exits import Exit
+from tidegate.cli.options import RootFolder
 
 if TYPE_CHECKING:
     from tidegate.cli.view import View
@@ -17,7 +22,7 @@ if TYPE_CHECKING:
 
 def run_command(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
-    root: Annotated[Path, typer.Option(help="The folder that holds its checkpoints.")],
+    root: RootFolder,
     checkpoint_interval: Annotated[str, typer.Option(help="How often to take a checkpoint.")] = "10s",
     unaligned_after: Annotated[
         str | None,
@@ -57,19 +62,30 @@ def run_command(
     from tidegate.spark.run import run_pipeline
 
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
-    chosen = load_pipeline(file, pipeline)
-    with view:
-        run_pipeline(
-            chosen,
-            root,
-            view=_shown(view),
-            checkpoint_interval=checkpoint_interval,
-            unaligned_after=unaligned_after,
-            available_now=available_now,
-            take_over=take_over,
-            restarts=restarts,
-            conf={key: value for key, _, value in settings},
-        )
+    chosen = load_pipeline(file, pipeline, to_run=True)
+    try:
+        with view:
+            run_pipeline(
+                chosen,
+                root,
+                view=_shown(view),
+                checkpoint_interval=checkpoint_interval,
+                unaligned_after=unaligned_after,
+                available_now=available_now,
+                take_over=take_over,
+                restarts=restarts,
+                conf={key: value for key, _, value in settings},
+            )
+    except KeyboardInterrupt as interrupt:
+        _end_at_once(str(interrupt) or "stopped while it was starting")
+
+
+def _end_at_once(why: str) -> NoReturn:
+    """Without waiting for threads, as Python does before it ends: what hangs in one was the reason to interrupt."""
+    with suppress(OSError):
+        sys.stdout.flush()
+        typer.echo(f"{why}; the next run goes on from the newest checkpoint", err=True)
+    os._exit(Exit.INTERRUPTED)
 
 
 def _shown(view: View) -> Callable[[RunStatus], None]:

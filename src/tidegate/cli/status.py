@@ -105,8 +105,9 @@ def checkpoint_command(
 ) -> None:
     """Have a checkpoint taken now by the run that is alive on a root.
 
-    Ends when the checkpoint is complete and every table shows it. If one is in progress, the next one is waited for:
-    that holds all that the sources had when you asked. Exits with 6 if no run is alive, with 1 if it was aborted.
+    Ends when the checkpoint is complete and every table shows it. It holds what the sources had committed when it was
+    begun; rows that had just arrived may be in the next one. If one is in progress when you ask, the one after it is
+    taken for you. Exits with 6 if no run is alive, with 1 if it was aborted.
 
     Example: tidegate checkpoint --root state/orders
     """

@@ -14,7 +14,10 @@ _SHOWN_CHECKPOINTS = 5
 
 def run_tables(status: RunStatus) -> Group:
     """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
-    return Group(_stages(status), _in_progress(status), _last_checkpoints(status))
+    shown = Group(_stages(status), _in_progress(status), _last_checkpoints(status))
+    if status.state == "stopping":
+        shown.renderables.append(Text("stopping after a last checkpoint", style="yellow"))
+    return shown
 
 
 def _stages(status: RunStatus) -> Table:

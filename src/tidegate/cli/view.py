@@ -14,6 +14,7 @@ import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
+from rich.text import Text
 
 from tidegate.cli.tables import run_tables
 from tidegate.spark.status import CheckpointStatus, RunStatus
@@ -40,11 +41,11 @@ class JsonView(View):
         self._told_stages_s = 0.0
 
     def update(self, status: RunStatus) -> None:
-        for checkpoint in status.checkpoints:
-            key = (checkpoint.generation, checkpoint.checkpoint)
+        ended = {(each.generation, each.checkpoint): each for each in status.checkpoints}
+        for key, checkpoint in ended.items():
             if key not in self._told:
-                self._told.add(key)
                 self._print(_event(checkpoint))
+        self._told = set(ended)  # no more than that: what has left the list does not come back
         if time.monotonic() - self._told_stages_s >= 1:
             self._told_stages_s = time.monotonic()
             stages = msgspec.to_builtins(status.stages)
@@ -96,6 +97,8 @@ class LiveView(View):
         logger = logging.getLogger("tidegate")
         logger.addHandler(RichHandler(console=self._console, show_path=False))
         logger.setLevel(logging.WARNING)
+        # A run that is told to stop while it still opens has no table yet that could show it.
+        logging.getLogger("tidegate.stopping").setLevel(logging.INFO)
         # Not in place: the JVM writes to the terminal while it starts.
         self._console.print("starting Spark…")
         return self
@@ -107,4 +110,7 @@ class LiveView(View):
 
     def update(self, status: RunStatus) -> None:
         self._live.start()
-        self._live.update(run_tables(status))
+        tables = run_tables(status)
+        if status.state == "stopping":
+            tables.renderables.append(Text("Ctrl-C once more stops it at once", style="dim"))
+        self._live.update(tables)

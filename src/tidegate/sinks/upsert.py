@@ -11,22 +11,22 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructType
 
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, path_of, scan
+from tidegate.sinks.sessions import derived_session
 from tidegate.sinks.staging import quoted
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from pyspark.sql import Column, SparkSession
 
 _BATCH: Final = "_tidegate_batch"
 _ROW: Final = "_tidegate_row"
 _LITTLE_BYTES: Final = 1 << 20
-_DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
 
 
 class Upsert:
@@ -41,11 +41,9 @@ class Upsert:
         key: Sequence[str],
         partition_by: Sequence[str],
     ) -> None:
-        # A session of our own: what must be set for the table is nobody else's business.
-        self._session = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+        # What must be set for the table is nobody else's business.
+        self._session = derived_session(session)
         self._session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        if self._session.conf.get("spark.sql.shuffle.partitions") == _DEFAULT_SHUFFLE_PARTITIONS:
-            self._session.conf.set("spark.sql.shuffle.partitions", str(session.sparkContext.defaultParallelism))
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)

@@ -7,6 +7,7 @@ happens beside it: snapshots on a thread per stage, commits on a thread per sink
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -120,6 +121,7 @@ class Generation:
         self._committers = {name: ThreadPoolExecutor(1, f"tidegate-commit-{name}") for name in self.sinks}
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
+        self._is_abandoned = False
         self.channels = {
             name: Channel(name, 0 if base is None else base.stages[name].output_sequence) for name in self._definitions
         }
@@ -422,9 +424,24 @@ class Generation:
 
     def stop(self) -> None:
         """Stop the queries and the threads. What is under way is lost, as a kill would lose it."""
+        if self._is_abandoned:
+            return
+        self._stop_queries()
+        for pool in self._pools():
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def abandon(self) -> None:
+        """Stop, and wait for nothing: a commit may hang. One that still ends is like one of a superseded run."""
+        self._is_abandoned = True
+        for pool in self._pools():
+            pool.shutdown(wait=False, cancel_futures=True)
+        threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True).start()
+
+    def _stop_queries(self) -> None:
         for stage in self.stages.values():
             if stage.query is not None:
                 with suppress(Exception):
                     stage.query.stop()
-        for thread in (*self._threads.values(), *self._committers.values(), self._cleaner):
-            thread.shutdown(wait=True, cancel_futures=True)
+
+    def _pools(self) -> tuple[ThreadPoolExecutor, ...]:
+        return (*self._threads.values(), *self._committers.values(), self._cleaner)

@@ -16,6 +16,7 @@ import msgspec
 from tidegate.errors import InvalidPipeline
 
 if TYPE_CHECKING:
+    import threading
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -175,14 +176,22 @@ class Pipeline:
 
     # -- running ----------------------------------------------------------------------------------
 
-    def run(self, root: str | Path, spark: SparkSession | None = None, **options: Any) -> None:
-        """Run until stopped (Ctrl-C or SIGTERM ends with a last checkpoint), or until all input is consumed.
+    def run(
+        self,
+        root: str | Path,
+        spark: SparkSession | None = None,
+        *,
+        stop: threading.Event | None = None,
+        **options: Any,
+    ) -> None:
+        """Run until stopped (Ctrl-C, SIGTERM, or setting `stop`; each ends with a last checkpoint), or until all input
+        is consumed. In a thread other than the main one, where no signal comes, `stop` is the way to stop it.
 
         Options: see `tidegate.spark.run.RunOptions`.
         """
         from tidegate.spark.run import run_pipeline
 
-        run_pipeline(self, root, spark, **options)
+        run_pipeline(self, root, spark, stop=stop, **options)
 
 
 def _reading(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType, StructField, StructType
 
-from tidegate.errors import InvalidPipeline, first_line
+from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import FileSink
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
@@ -94,6 +95,10 @@ def build(
         frame = definition.function(*arguments)
     except PySparkException as error:
         raise InvalidPipeline(f"{what} does not fit its input: {_cause(error)}") from error
+    except TidegateError:
+        raise
+    except Exception as error:
+        raise InvalidPipeline(f"{what} failed{_where(error)}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(frame, DataFrame):
         raise InvalidPipeline(f"{what} returned {type(frame).__name__}; it must return a streaming DataFrame")
     if not frame.isStreaming:
@@ -197,6 +202,13 @@ def _check_output_mode(what: str, definition: StageDefinition, frame: DataFrame)
         checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
     except PySparkException as error:
         raise InvalidPipeline(f"{what} cannot have output_mode {definition.output_mode!r}: {_cause(error)}") from error
+
+
+def _where(error: Exception) -> str:
+    """The last line of the user's that was reached: of the file that the function, which we have called, is in."""
+    called = traceback.extract_tb(error.__traceback__)[1:]
+    own = [frame for frame in called if frame.filename == called[0].filename]
+    return f" at {own[-1].filename}, line {own[-1].lineno}" if own else ""
 
 
 def _cause(error: PySparkException) -> str:

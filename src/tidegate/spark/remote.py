@@ -6,7 +6,8 @@
 
 The run's side (`Remote`) is called from its control thread and must cost nothing there: it never waits, and no failure
 of it is a failure of the run. A request that comes while a checkpoint is in progress waits for its turn: the one in
-progress may not hold what the asker has just written.
+progress was cut before. The one that is taken for it holds what the sources have committed by then; what has only just
+arrived there, and is in no committed batch of theirs yet, comes with the next.
 
 Importing this brings no PySpark.
 """
@@ -96,9 +97,9 @@ class Remote:
                 self._answer(name, Answer("refused", why="the run has ended"))
         self._write(last)
 
-    def update(self, generation: Generation) -> RunStatus:
+    def update(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
         """Look at the run; write down what is seen if the last time was a while ago."""
-        status = self._observer.observe(generation)
+        status = self._observer.observe(generation, is_stopping=is_stopping)
         now = time.monotonic()
         if now - self._written_s >= _WRITE_EVERY_S:
             with suppress(OSError):
@@ -227,7 +228,7 @@ def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
     status = read_status(paths)
     if not is_alive:
         return Life.STOPPED, status
-    is_at_work = status is not None and status.state == "running"
+    is_at_work = status is not None and status.state in ("running", "stopping")
     silent_s = (datetime.now(UTC) - last_heard_of(paths, status)).total_seconds()
     is_silent = silent_s > (_STALE_AFTER_S if is_at_work else _STALE_WHILE_STARTING_S)
     return Life.HANGING if is_silent else Life.ALIVE, status

@@ -63,6 +63,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
+# Of its own, so that a view which shows nothing but warnings can show this too.
+_log_of_stops = logging.getLogger("tidegate.stopping")
 
 # Between two rounds. A shorter one would hand on small batches one by one, which costs throughput and gains no latency:
 # the next batch is a hundred milliseconds away.
@@ -77,7 +79,8 @@ View = Callable[[RunStatus], None]
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a pipeline is run. Times are a number with a unit: 500ms, 10s, 5m, 1h."""
 
-    checkpoint_interval: str = "10s"
+    checkpoint_interval: str | None = None
+    """How often to take a checkpoint. Takes the place of what `checkpoint` says of it, which is 10s by default."""
     unaligned_after: str | None = None
     """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
     Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
@@ -90,9 +93,14 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
 
     def config(self) -> CheckpointConfig:
-        config = msgspec.structs.replace(
-            self.checkpoint, interval_ms=as_ms("checkpoint_interval", self.checkpoint_interval)
-        )
+        config = self.checkpoint
+        if self.checkpoint_interval is not None:
+            interval_ms = as_ms("checkpoint_interval", self.checkpoint_interval)
+            if not interval_ms:
+                raise InvalidConfig(
+                    f"checkpoint_interval is {self.checkpoint_interval!r}; it must be at least 1ms, such as 10s"
+                )
+            config = msgspec.structs.replace(config, interval_ms=interval_ms)
         if self.unaligned_after is None:
             return config
         timeout_ms = as_ms("unaligned_after", self.unaligned_after)
@@ -118,9 +126,13 @@ def run_pipeline(
     root: str | Path,
     spark: SparkSession | None = None,
     view: View | None = None,
+    stop: threading.Event | None = None,
     **options: Any,
 ) -> None:
-    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed."""
+    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
+
+    `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only.
+    """
     settings = _settings(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
@@ -135,43 +147,50 @@ def run_pipeline(
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
             session = spark or local_session(pipeline.name, folder / "spark.log", settings.conf)
             # After the session: PySpark takes Ctrl-C for itself when it starts one.
-            with _stopping() as stop:
-                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stop, remote)
+            with _stopping(stop) as stopping:
+                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
                 try:
                     run.run()
-                    remote.ended_because = "it was told to stop" if stop.wanted else "all its input is consumed"
+                    remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
                 finally:
                     if not existed and root_of_run.is_unused:
                         shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
 
 class _Stop:
-    """Set by Ctrl-C or SIGTERM. A second one stops at once."""
+    """Wanted by Ctrl-C or SIGTERM, of which a second one stops at once, or by the event of whoever runs the pipeline.
 
-    def __init__(self) -> None:
-        self._event = threading.Event()
+    A signal does not set that event: it is not ours, and may be there for more than one run.
+    """
+
+    def __init__(self, given: threading.Event | None) -> None:
+        self._signalled = threading.Event()
+        self._given = given
 
     @property
     def wanted(self) -> bool:
-        return self._event.is_set()
+        return self._signalled.is_set() or (self._given is not None and self._given.is_set())
 
     def wait(self, seconds: float) -> bool:
         """Wait that long, or until it is wanted. Tells whether it is."""
-        return self._event.wait(seconds)
+        deadline = time.monotonic() + seconds
+        while not self.wanted and (left := deadline - time.monotonic()) > 0:
+            self._signalled.wait(min(left, _LOOK_AT_QUERIES_EVERY_S))
+        return self.wanted
 
     def __call__(self, number: int, _frame: object) -> None:
-        if self.wanted:
-            raise KeyboardInterrupt
-        _log.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
-        self._event.set()
+        if self._signalled.is_set():
+            raise KeyboardInterrupt("stopped at once by a second signal")
+        _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
+        self._signalled.set()
 
 
 @contextmanager
-def _stopping() -> Iterator[_Stop]:
-    stop = _Stop()
+def _stopping(given: threading.Event | None) -> Iterator[_Stop]:
+    stop = _Stop(given)
     try:
         before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us there stops us otherwise
+    except ValueError:  # not the main thread: whoever runs us there gives an event
         yield stop
         return
     try:
@@ -296,6 +315,9 @@ class _Run:
         )
         try:
             self._start(generation, built)
+        except KeyboardInterrupt:
+            generation.abandon()
+            raise
         except BaseException:
             generation.stop()
             raise
@@ -404,6 +426,13 @@ class _Run:
     # -- driving ----------------------------------------------------------------------------------
 
     def _drive(self, generation: Generation) -> None:
+        try:
+            self._drive_to_the_end(generation)
+        except KeyboardInterrupt:
+            generation.abandon()
+            raise
+
+    def _drive_to_the_end(self, generation: Generation) -> None:
         looked = 0.0
         last: int | None = None
         while True:
@@ -427,7 +456,7 @@ class _Run:
             time.sleep(_PAUSE_S)
 
     def _show(self, generation: Generation) -> None:
-        status = self._remote.update(generation)
+        status = self._remote.update(generation, is_stopping=self._stop.wanted)
         if self._view is not None:
             self._view(status)
 

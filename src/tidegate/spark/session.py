@@ -9,10 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tidegate.errors import InvalidConfig, first_line
+from tidegate.sinks.sessions import derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
 
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
@@ -49,12 +51,20 @@ _GATE_READING: Final = {
     "spark.sql.files.ignoreMissingFiles": "false",
 }
 
-_DEFAULT_SHUFFLE_PARTITIONS: Final = "200"
+
+def existing_session() -> SparkSession | None:
+    """The session that this thread or else the process has. None is active in a thread that was given none, but all
+    threads of a process share one SparkContext, and what a builder sets would change the session that is there."""
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        return active
+    context = SparkContext._active_spark_context
+    return None if context is None else SparkSession(context)  # the default one; only where there is none, a new one
 
 
 def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> None:
     """Refuse settings for a session of our own that would have no effect."""
-    if settings and (given or SparkSession.getActiveSession()) is not None:
+    if settings and (given or existing_session()) is not None:
         raise InvalidConfig(
             f"there is a Spark session already: {min(settings)} cannot be set any more; set it where that one is made"
         )
@@ -68,11 +78,11 @@ def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> N
 def local_session(name: str, log: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
     """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
 
-    `settings` come on top. A session that is active already is used as it is: it is not ours to change.
+    `settings` come on top. A session that is there already is used as it is: it is not ours to change.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        return active
+    existing = existing_session()
+    if existing is not None:
+        return existing
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -115,22 +125,14 @@ def _stderr_to(log: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _derived(session: SparkSession) -> SparkSession:
-    """A session of our own that keeps the user's temporary views, functions and settings."""
-    return SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
-
-
 class StageSessions:
     """The two sessions that a pipeline's stages run on."""
 
     def __init__(self, session: SparkSession) -> None:
-        self.of_sources = _derived(session)
-        self.of_stages = _derived(session)
+        self.of_sources = derived_session(session)
+        self.of_stages = derived_session(session)
         for derived in (self.of_sources, self.of_stages):
             for key, value in _STREAMING.items():
                 derived.conf.set(key, value)
-            if derived.conf.get("spark.sql.shuffle.partitions") == _DEFAULT_SHUFFLE_PARTITIONS:
-                cores = session.sparkContext.defaultParallelism
-                derived.conf.set("spark.sql.shuffle.partitions", str(cores))
         for key, value in _GATE_READING.items():
             self.of_stages.conf.set(key, value)

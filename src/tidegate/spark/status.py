@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
-RunState = Literal["starting", "running", "restarting", "finished", "failed"]
+RunState = Literal["starting", "running", "stopping", "restarting", "finished", "failed"]
 
 
 class StageStatus(msgspec.Struct, frozen=True):
-    """`rows` is what it has written since the run started; `lag` how many segments of its inputs it has yet to read."""
+    """`rows` is what it has written since the last start, of the run or of its stages after a failure: what was written
+    before may have been written again. `lag` is how many segments of its inputs it has yet to read."""
 
     kind: str
     batch: int | None
@@ -82,8 +83,8 @@ class Observer:
         self._earlier: deque[CheckpointStatus] = deque(maxlen=_LAST_CHECKPOINTS)
         self._ended: tuple[CheckpointStatus, ...] = ()
 
-    def observe(self, generation: Generation) -> RunStatus:
-        """The run as it is now."""
+    def observe(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
+        """The run as it is now. `is_stopping`: it was told to, and takes its last checkpoint."""
         if generation.generation != self.status.generation:
             self._earlier.extend(self._ended)
             self._rates.clear()
@@ -92,7 +93,7 @@ class Observer:
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=_now(),
-            state="running",
+            state="stopping" if is_stopping else "running",
             why=None,
             generation=generation.generation,
             stages={

@@ -16,7 +16,7 @@ from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, 
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import checksum
+from tidegate.storage.files import checksum, local_path
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
@@ -105,6 +105,7 @@ class InspectedRoot:
     """A root, seen from outside the run that may be alive on it."""
 
     def __init__(self, folder: Path) -> None:
+        folder = local_path(folder)
         self.paths = RootPaths(folder)
         try:
             is_there = folder.is_dir()

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tidegate.errors import InvalidConfig, RootInUse, StoreUnavailable
+from tidegate.errors import NoRoot, RootInUse, StoreUnavailable
 
 # Whoever asks whether the lock is held holds it for an instant: that must not make a run fail that is starting.
 _PATIENCE_S: Final = 0.3
@@ -28,7 +28,7 @@ class RootLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidConfig(f"the root {self._path.parent} cannot be a folder: {error}") from error
+            raise NoRoot(f"the root {self._path.parent} cannot be a folder: {error}") from error
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_taken():
             if time.monotonic() < deadline:
@@ -46,7 +46,7 @@ class RootLock:
         try:
             return self.take_if_free()
         except OSError as error:
-            raise InvalidConfig(
+            raise NoRoot(
                 f"the root {self._path.parent} cannot be used: {self._path.name}: {error.strerror}; it must be a "
                 f"folder that you may write, on a file system with locks"
             ) from error

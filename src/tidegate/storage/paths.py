@@ -7,7 +7,7 @@
   requests/<id>.request, .answer         what a live run is asked for, and what it answered
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
-  ids/000042                             checkpoint ids that were used
+  ids/000000000042                       checkpoint ids that were used
   sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
     manifests/ckpt-000042.json
@@ -66,11 +66,6 @@ class RootPaths:
     @staticmethod
     def generation(generation: int) -> str:
         return f"{RootPaths.GENERATIONS}/{generation:06d}"
-
-    @staticmethod
-    def generation_of(name: str) -> int:
-        """The generation that a file's name says it belongs to."""
-        return int(name.split("/", 2)[1])
 
     @staticmethod
     def manifest(generation: int, checkpoint_id: int) -> str:

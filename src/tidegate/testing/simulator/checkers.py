@@ -244,7 +244,6 @@ class Completion(msgspec.Struct, frozen=True):
 
     record: CheckpointCompleted
     manifest: Manifest
-    completed_ms: int
 
 
 class Checkers:
@@ -281,7 +280,7 @@ class Checkers:
 
     def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any]) -> None:
         manifest: Manifest = objects[record.manifest].value
-        self.completions.append(Completion(record, manifest, self._world.now))
+        self.completions.append(Completion(record, manifest))
         self._world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
         self.nothing_needed_deleted.on_completed(record, manifest)
         if not self.damaged_files.isdisjoint(file for report in manifest.values() for file in report.files):

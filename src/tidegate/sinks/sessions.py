@@ -1,0 +1,21 @@
+"""Sessions of our own, derived from the user's, which is never changed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+
+
+def derived_session(session: SparkSession) -> SparkSession:
+    """A session that keeps the user's temporary views, functions and settings, and is ours to change.
+
+    A shuffle has as many partitions as there are cores, not Spark's 200, unless the user has set their number: to
+    200 too. What was never set is not among a session's settings, though it has a value.
+    """
+    derived = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
+    if _SHUFFLE_PARTITIONS not in derived.conf.getAll:
+        derived.conf.set(_SHUFFLE_PARTITIONS, str(session.sparkContext.defaultParallelism))
+    return derived

@@ -1,0 +1,76 @@
+"""What a run shows of itself while it runs."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import signal
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from tidegate.cli.view import JsonView, LiveView
+from tidegate.spark.run import _stopping
+from tidegate.spark.status import CheckpointStatus, Observer, RunStatus
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in ("tidegate", "tidegate.stopping")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
+
+
+def running(*checkpoints: int) -> RunStatus:
+    ended = tuple(
+        CheckpointStatus(f"ckpt-{number:06d}", "complete", True, 1, 1, "2026-01-01T00:00:00+00:00", 10, 1, 1)
+        for number in checkpoints
+    )
+    return msgspec.structs.replace(Observer("orders").status, state="running", generation=1, checkpoints=ended)
+
+
+def test_the_live_view_tells_that_a_run_is_stopping_and_what_stops_it_at_once() -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)) as view:
+        view.update(running(1))
+        before = shown.getvalue()
+        view.update(msgspec.structs.replace(running(1), state="stopping"))
+    assert "stopping" not in before
+    assert "stopping after a last checkpoint" in shown.getvalue()
+    assert "Ctrl-C once more stops it at once" in shown.getvalue()
+
+
+def test_the_live_view_tells_that_a_run_is_stopping_before_there_is_a_table() -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)):
+        logging.getLogger("tidegate").info("a checkpoint is complete")
+        with pytest.raises(KeyboardInterrupt, match="stopped at once by a second signal"):
+            stopped_by_two_signals()
+    assert "stopping after a last checkpoint" in shown.getvalue()
+    assert "is complete" not in shown.getvalue()
+
+
+def stopped_by_two_signals() -> None:
+    with _stopping(None) as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.wanted
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_each_checkpoint_is_told_once_and_no_more_of_them_are_remembered_than_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    view = JsonView()
+    for last in range(1, 40):
+        for _ in range(2):
+            view.update(running(*range(max(1, last - 7), last + 1)))
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    told = [event["checkpoint"] for event in events if event["event"] == "checkpoint"]
+    assert told == [f"ckpt-{number:06d}" for number in range(1, 40)]
+    assert len(view._told) == 8

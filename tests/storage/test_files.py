@@ -1,0 +1,65 @@
+"""Paths as users write them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tidegate as tg
+from tidegate.errors import InvalidConfig
+from tidegate.storage.files import local_path, plain_path
+from tidegate.storage.inspection import InspectedRoot
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("/data/orders", "/data/orders"),
+        ("data/orders", "data/orders"),
+        ("data/a:b/%20", "data/a:b/%20"),
+        ("./a:/b", "a:/b"),
+        ("file:///data/orders", "/data/orders"),
+        ("file:/data/orders", "/data/orders"),
+        ("FILE://localhost/data/orders", "/data/orders"),
+        ("file:///data/a%20b/100%25/%C3%BC", "/data/a b/100%/ü"),
+    ],
+)
+def test_a_path_is_taken_as_it_is_and_a_file_url_for_the_path_that_it_names(given: str, meant: str) -> None:
+    assert local_path(given) == Path(meant)
+
+
+def test_the_url_that_python_gives_a_path_leads_back_to_it(tmp_path: Path) -> None:
+    odd = tmp_path / "größe 50% a+b #1?"
+    assert plain_path(odd.as_uri()) == odd
+    assert plain_path(Path(odd.as_uri())) == odd
+
+
+BUCKETS = ["s3://bucket/orders", "gs://bucket", "abfss://c@a.dfs.core.windows.net/x", "hdfs:///x", "dbfs:/x"]
+
+
+@pytest.mark.parametrize("url", BUCKETS)
+@pytest.mark.parametrize("kind", [str, Path])
+def test_a_url_of_anything_else_is_refused_wherever_it_comes_in(
+    url: str, kind: type[str] | type[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pipeline = tg.Pipeline("orders")
+    pipeline.source(rows)
+    pipeline.sink(tg.DeltaTable("lake"))(table)
+    for take in (tg.DeltaTable, pipeline.run, lambda path: InspectedRoot(Path(path))):
+        with pytest.raises(InvalidConfig, match="buckets are not supported yet"):
+            take(kind(url))
+    assert list(tmp_path.iterdir()) == []
+
+
+def rows() -> None: ...
+
+
+def table(rows: object) -> None: ...
+
+
+@pytest.mark.parametrize("url", ["file://data/orders", "file:////host/share"])
+def test_a_file_url_of_another_machine_is_refused(url: str) -> None:
+    with pytest.raises(InvalidConfig, match=r"write file:///folder"):
+        local_path(url)
