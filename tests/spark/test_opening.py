@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,14 +150,16 @@ def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
 
 
 def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+
     def drive(*_: object) -> None:
-        signal.raise_signal(signal.SIGTERM)
+        told.start()
         raise StageFailed("rows", "out of memory")
 
     monkeypatch.setattr(run._Run, "_drive", drive)
-    monkeypatch.setattr(run._Stop, "wanted", False)  # not seen yet when it fails
     with pytest.raises(StageFailed):
         pipeline_of(tmp_path).run(tmp_path / "root", restart_pause="1h")
+    assert not told.is_alive(), "it was told in the pause"
 
 
 @pytest.mark.parametrize(
