@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.spark.played import played
-from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint
+from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt, _table_at, _tables, read
@@ -181,3 +181,8 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
         with pytest.raises(CheckpointNotVisible, match=r"ckpt-000004 is complete, but .* does not show it yet"):
             read(root)
     assert not before
+
+
+def test_a_bucket_is_refused_as_what_it_is() -> None:
+    with pytest.raises(InvalidConfig, match="s3://bucket/orders is not a local folder, and buckets are not supported"):
+        read("s3://bucket/orders")

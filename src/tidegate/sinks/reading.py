@@ -17,6 +17,7 @@ from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.features import unreadable
 from tidegate.sinks.scan import FILE, active_files, scan
+from tidegate.storage.files import plain_path
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
 
@@ -100,7 +101,7 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
     Sinks that write to one table commit to it one after the other. Where one came with a later checkpoint before
     another was done with this one, no version of the table shows just this one, and `CheckpointNotVisible` says so.
     """
-    inspected = InspectedRoot(Path(root).absolute())
+    inspected = InspectedRoot(plain_path(root))
     if checkpoint is not None:
         number = checkpoint_id_of(str(checkpoint))
         if number is None:
