@@ -30,3 +30,8 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer(programs)
     yield server
     server.remove()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest first: where tests run two at a time, none of them is then left to one worker at the end."""
+    items.sort(key=lambda item: (item.path.name != "test_kills.py", item.get_closest_marker("slow") is None))

@@ -249,7 +249,12 @@ def test_settings_of_the_user_that_would_blind_a_stage_do_not_reach_it(tmp_path:
     def do_not_wait_for_ever(_status: RunStatus) -> None:
         assert time.monotonic() < deadline
 
-    session = session_with(spark, streaming__fileStreamSink__ignoreMetadata="true", files__ignoreMissingFiles="true")
+    session = session_with(
+        spark,
+        streaming__fileStreamSink__ignoreMetadata="true",
+        files__ignoreMissingFiles="true",
+        streaming__offsetLog__formatVersion="2",
+    )
     run_to_end(pipeline, tmp_path / "root", session, view=do_not_wait_for_ever)
     assert len(table_rows(tmp_path / "lake" / "table", ["id"])) == 24
     assert session.conf.get("spark.sql.streaming.fileStreamSink.ignoreMetadata") == "true"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.spark.played import PlayedPipeline, played
 from tidegate.errors import StageFailed
-from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.spark.stage import _short
 from tidegate.storage.inspection import examine
@@ -138,6 +138,21 @@ def test_a_segment_that_was_deleted_while_it_was_read_fails_the_stage(tmp_path: 
         written.unlink()
         with pytest.raises(StageFailed, match=r"'middle' failed: .*part-000000000.parquet is gone"):
             pipeline.generation.poll()
+
+
+def test_a_backlog_that_is_too_large_to_be_captured_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alignment = AlignmentConfig(unaligned="always", max_inflight_bytes=1)
+    with played(tmp_path, config=CheckpointConfig(interval_ms=3_600_000, alignment=alignment)) as pipeline:
+        for _ in range(2):
+            pipeline.played["rows"].run_batch()
+        pipeline.generation.poll()
+        checkpoint_id = pipeline.generation.trigger()
+        for _ in range(5):
+            pipeline.generation.poll()
+        assert pipeline.generation.is_under_way(checkpoint_id)
+    (told,) = [each.getMessage() for each in caplog.records if "in flight" in each.getMessage()]
+    assert "stage middle" in told
+    assert "ckpt-000001 waits until it is aligned" in told
 
 
 def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ the names of files that Spark has committed.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -30,6 +31,7 @@ from tidegate.protocol.aligner import (
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
+from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import Committable, RowSink, SinkPlace, Staged, StagedBatch, StagedFile, decode_committable
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
@@ -58,6 +60,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.types import StructType
+
+_log = logging.getLogger("tidegate")
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
@@ -473,7 +477,12 @@ class RunningStage:
                 case Forward():
                     self.channel.append_barrier(action.barrier)
                 case KeepsAligning():
-                    pass
+                    _log.warning(
+                        "stage %s: %d bytes are in flight, more than max_inflight_bytes: %s waits until it is aligned",
+                        self.name,
+                        action.inflight_bytes,
+                        checkpoint_name(action.checkpoint_id),
+                    )
 
     def _begin(self, cut: Cut) -> None:
         reached(Step.STAGE_CUT)
