@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,24 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.spark.batch import batch_job
 from tidegate.spark.pipeline import Pipeline
 from tidegate.spark.run import run_pipeline
+from tidegate.spark.status import RunStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROW_SCHEMA = "id long, key string, ts timestamp, value long"
+
+
+class Crash(Exception):
+    """Ends a run from within, as a kill would, when a view raises it."""
+
+
+def at_most(seconds: float) -> Callable[[RunStatus], None]:
+    """A view that ends a run which would never end."""
+    deadline = time.monotonic() + seconds
+
+    def view(_status: RunStatus) -> None:
+        assert time.monotonic() < deadline, "the run does not end"
+
+    return view
 
 
 def write_rows(folder: Path, number: int, ids: Iterable[int], *, key_count: int = 5, far_future: bool = False) -> None:

@@ -13,16 +13,12 @@ from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 import tidegate as tg
-from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tests.spark.harness import Crash, run_to_end, stream, table_rows, write_input
 from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROWS_PER_BATCH = 7
-
-
-class Crash(Exception):
-    """Ends a run from within, as a kill would."""
 
 
 class NumbersReader(SimpleDataSourceStreamReader):

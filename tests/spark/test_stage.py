@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.spark.played import PlayedPipeline, played
+from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.spark.output import batch_folder, written_files
-from tidegate.spark.stage import _short
+from tidegate.spark.stage import RunningStage, _short
 from tidegate.storage.inspection import examine
 
 
@@ -96,13 +96,18 @@ def test_a_stage_that_spark_has_overrun_says_so(tmp_path: Path, polled: int) -> 
             pipeline.generation.check_queries()
 
 
+def after_one_batch(pipeline: PlayedPipeline) -> tuple[RunningStage, Played]:
+    """The stage in the middle, and its query, when they have done all there is to do."""
+    pipeline.one_batch_each()
+    for _ in range(3):
+        pipeline.generation.poll()
+    return pipeline.generation.stages["middle"], pipeline.played["middle"]
+
+
 def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) -> None:
     """Such as one without data, which a watermark that has moved makes Spark run."""
     with played(tmp_path) as pipeline:
-        pipeline.one_batch_each()
-        for _ in range(3):
-            pipeline.generation.poll()
-        stage, spark = pipeline.generation.stages["middle"], pipeline.played["middle"]
+        stage, spark = after_one_batch(pipeline)
         stage.query = waiting()
         idle = [stage.is_idle]
         spark.write(spark.output / "late.parquet", '{"logOffset":0}')
@@ -114,10 +119,7 @@ def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) ->
 def test_a_query_that_never_waits_is_done_when_its_batches_are_in_vain(tmp_path: Path) -> None:
     """Timers in processing time make Spark run one batch after the other."""
     with played(tmp_path) as pipeline:
-        pipeline.one_batch_each()
-        for _ in range(3):
-            pipeline.generation.poll()
-        stage, spark = pipeline.generation.stages["middle"], pipeline.played["middle"]
+        stage, spark = after_one_batch(pipeline)
         stage.query = waiting(message="Processing new data")
         useful = stage.last_useful_batch
         idle = [stage.is_idle]

@@ -9,17 +9,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
+from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.spark.generation import Generation
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 UNALIGNED = tg.CheckpointConfig(alignment=tg.AlignmentConfig(unaligned="always"))
-
-
-class Crash(Exception):
-    """Ends a run from within, as a kill would."""
 
 
 def backlogged(folder: Path) -> tg.Pipeline:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,15 +13,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import tidegate as tg
-from tests.spark.harness import as_rows, run_to_end, stream, table_rows, write_input
+from tests.spark.harness import Crash, as_rows, at_most, run_to_end, stream, table_rows, write_input
 from tidegate.spark.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
-
-
-class Crash(Exception):
-    """Ends a run from within, as a kill would."""
 
 
 def windowed(folder: Path) -> tg.Pipeline:
@@ -70,7 +65,6 @@ def test_what_the_watermark_closed_before_a_crash_is_written_out_after_it(tmp_pa
 def test_a_run_ends_when_all_is_consumed_though_timers_never_rest(tmp_path: Path, spark: SparkSession) -> None:
     """With timers in processing time a query runs batch after batch: it never waits for data."""
     pipeline = tg.Pipeline("timed")
-    deadline = time.monotonic() + 120
 
     @pipeline.source
     def rows(spark: SparkSession) -> DataFrame:
@@ -92,9 +86,6 @@ def test_a_run_ends_when_all_is_consumed_though_timers_never_rest(tmp_path: Path
     def table(counted: DataFrame) -> DataFrame:
         return counted
 
-    def do_not_wait_for_ever(_status: RunStatus) -> None:
-        assert time.monotonic() < deadline
-
     write_input(tmp_path / "in", 1, 20)
-    run_to_end(pipeline, tmp_path / "root", spark, view=do_not_wait_for_ever)
+    run_to_end(pipeline, tmp_path / "root", spark, view=at_most(120))
     assert table_rows(tmp_path / "lake", ["key", "n"]) == Counter({(f"k{key}", 4): 1 for key in range(5)})

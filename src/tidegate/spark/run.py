@@ -212,10 +212,9 @@ def _is_another(then: TableAddress, now: TableAddress) -> bool:
     return (then.kind, then.address) != (now.kind, now.address) or then.identity not in (None, now.identity)
 
 
-def _with_tables(shape: dict[str, StageShape], sinks: dict[str, tuple[Sink, SinkPlace]]) -> dict[str, StageShape]:
-    """The shape with the tables as they are now that they have been created."""
-    tables = {name: msgspec.structs.replace(shape[name], table=address_of(sink)) for name, (sink, _) in sinks.items()}
-    return {**shape, **tables}
+def _with_tables(shape: dict[str, StageShape], tables: dict[str, TableAddress]) -> dict[str, StageShape]:
+    """The shape with the sinks' tables as they are now."""
+    return {**shape, **{name: msgspec.structs.replace(shape[name], table=table) for name, table in tables.items()}}
 
 
 class _Run:
@@ -302,11 +301,12 @@ class _Run:
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
             log, base = self._root.recovered(sinks, shape)
-            self._check_tables(sinks, built, base)
+            tables = self._check_tables(sinks, built, base)
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
                     sink.prepare_table(place, built[name].schema)
-            opened = self._root.open(log, base, _with_tables(shape, sinks)) if log.generation + 1 == number else None
+                tables = {name: address_of(sink) for name, (sink, _) in sinks.items()}
+            opened = self._root.open(log, base, _with_tables(shape, tables)) if log.generation + 1 == number else None
             if opened is not None:
                 break
         reached(Step.GENERATION_OPENED)
@@ -325,9 +325,11 @@ class _Run:
 
     def _check_tables(
         self, sinks: dict[str, tuple[Sink, SinkPlace]], built: dict[str, queries.Built], base: Manifest | None
-    ) -> None:
-        """Whether the tables can take what the stages write, and are those that the checkpoint goes with."""
+    ) -> dict[str, TableAddress]:
+        """Whether the tables can take what the stages write, and are those that the checkpoint goes with: these are
+        returned."""
         modes = {each.name: each.output_mode for each in self._definitions}
+        tables: dict[str, TableAddress] = {}
         for name, (sink, place) in sinks.items():
             is_there = sink.check_table(place, built[name].schema, modes[name])
             if base is None:
@@ -338,7 +340,8 @@ class _Run:
                     f"{sink.describe()} of sink {name!r} is gone, but {known}. What to do: restore it, or start the "
                     f"pipeline on a new root; nothing was changed"
                 )
-            then, now = base.shape[name].table, address_of(sink)
+            then = base.shape[name].table
+            now = tables[name] = address_of(sink)
             if then is None or not _is_another(then, now) or sink.facts(place).committed_epoch:
                 continue
             if (then.kind, then.address) != (now.kind, now.address):
@@ -352,6 +355,7 @@ class _Run:
                 f"anew, and holds nothing of this pipeline, but {known}. What to do: restore the table or go back to "
                 f"the server and database that it is in, or start the pipeline on a new root; nothing was changed"
             )
+        return tables
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
         """Call the functions against the gates that the generation will have."""
