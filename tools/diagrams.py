@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
-from tidegate.protocol import aligner, commit, coordinator, decision_log, recovery
+from tidegate.protocol import aligner, backpressure, commit, coordinator, decision_log, recovery
 
 _DOCUMENT = Path(__file__).parents[1] / "ARCHITECTURE.md"
 _PART = re.compile(r"<!-- made from (?P<name>\w+) -->\n.*?<!-- end -->", re.DOTALL)
@@ -49,6 +49,7 @@ def answers(kind: type[Enum]) -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "coordinator": lambda: state_diagram(coordinator.TRANSITIONS, coordinator.Phase.PREPARING),
     "aligner": lambda: state_diagram(aligner.TRANSITIONS, aligner.AlignmentPhase.ALIGNING),
+    "backpressure": lambda: state_diagram(backpressure.TRANSITIONS, backpressure.WriterPhase.FLOWING),
     "commit": lambda: state_diagram(commit.TRANSITIONS, commit.SinkPhase.SETTLED),
     "recovery": lambda: variants(recovery.RecoveryDecision),
     "decision_log": lambda: answers(decision_log.ClaimAnswer),

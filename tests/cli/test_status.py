@@ -50,6 +50,7 @@ def test_a_live_run_shows_its_stages_and_its_last_checkpoints(tmp_path: Path) ->
             "rows_per_s": found["run"]["stages"]["middle"]["rows_per_s"],
             "lag": 0,
             "watermark_ms": None,
+            "held_back_by": None,
         }
         assert [each["checkpoint"] for each in found["run"]["checkpoints"]] == ["ckpt-000001"]
 

@@ -6,13 +6,17 @@ from typing import Final
 
 import pytest
 
-from tests.mutants import properties, scenarios
+from tests.mutants import played_properties, properties, scenarios
 from tests.mutants.mutation import Edit, Mutant, Section, Simulated, Switch, rewrite
 from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import Aligner
+from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
+from tidegate.spark.generation import Generation
+from tidegate.spark.pausing import PausableSource
+from tidegate.spark.stage import RunningStage
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -301,5 +305,47 @@ OWN_DEFECTS: Final = (
         "an old leader's commit of the skipped checkpoint arrives after the fall back",
         rewrite(Edit(_fall_back, "if any(record.fence < fence for record in facts.sinks.values()):", "if False:")),
         properties.no_fall_back_before_the_sinks_are_fenced,
+    ),
+    # -- backpressure
+    Mutant(
+        "a_writer_goes_on_at_once",
+        Section.OWN,
+        "a writer goes on as soon as its backlog is below the bound, so a source is paused again and again",
+        rewrite(
+            Edit(
+                Backpressure.on_backlog,
+                "segments * 2 <= bound.max_segments and size_bytes * 2 <= bound.max_bytes",
+                "segments <= bound.max_segments and size_bytes <= bound.max_bytes",
+            )
+        ),
+        played_properties.a_writer_goes_on_only_when_its_readers_are_down_to_half,
+    ),
+    Mutant(
+        "a_stage_reads_on_whoever_is_behind",
+        Section.OWN,
+        "a stage whose readers are too far behind gets more to read, so its output grows without bound",
+        rewrite(Edit(RunningStage.poll, "if not self.is_held_back:", "if True:")),
+        played_properties.a_stage_that_is_held_back_gets_nothing_more_to_read,
+    ),
+    Mutant(
+        "a_late_table_keeps_its_sink_from_a_barrier",
+        Section.OWN,
+        "a sink is held back from the checkpoint that would make visible what holds it back",
+        rewrite(Edit(Generation._look_at_tables, " and not is_wanted", "")),
+        played_properties.a_barrier_passes_a_sink_whose_table_is_late,
+    ),
+    Mutant(
+        "a_paused_source_goes_on_where_it_was_stopped",
+        Section.OWN,
+        "the batch that a pause has hit is run again in the folders in which it was tried",
+        rewrite(
+            Edit(PausableSource._rebuild_and_start, "self._stage.rebuild(*self._folders)", "pass"),
+            Edit(
+                PausableSource._rebuild_and_start,
+                "return self._start(*self._folders)",
+                "return self._start(self._stage.checkpoint, self._stage.output)",
+            ),
+        ),
+        played_properties.an_interrupted_batch_is_left_behind_by_a_pause,
     ),
 )

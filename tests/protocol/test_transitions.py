@@ -8,7 +8,7 @@ import pytest
 
 from tests.protocol.unchanged import unchanged
 from tidegate.errors import InvariantViolation
-from tidegate.protocol import aligner, commit, coordinator
+from tidegate.protocol import aligner, backpressure, commit, coordinator
 from tidegate.protocol.transitions import S, V, step
 
 Table = dict[tuple[Enum, Enum], Enum]
@@ -31,6 +31,7 @@ TABLES: dict[str, tuple[Table, Enum, set[Enum]]] = {
         {coordinator.Phase.COMMITTED, coordinator.Phase.ABORTED},
     ),
     "commit": (widened(commit.TRANSITIONS), commit.SinkPhase.SETTLED, set()),
+    "backpressure": (widened(backpressure.TRANSITIONS), backpressure.WriterPhase.FLOWING, set()),
 }
 
 

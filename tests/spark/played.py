@@ -20,7 +20,7 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
-from tidegate.spark.generation import Generation, Opened
+from tidegate.spark.generation import Bounds, Generation, Opened
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import OutputMode
 from tidegate.spark.root import Root
@@ -127,6 +127,7 @@ class PlayedPipeline:
         after_batches: int = 0,
         config: CheckpointConfig = ON_DEMAND,
         address: TableAddress | None = None,
+        bounds: Bounds | None = None,
     ) -> None:
         """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already.
 
@@ -163,7 +164,7 @@ class PlayedPipeline:
         opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
         assert opened is not None
         places = {"table": SinkPlace("flat", "table", folder / "root" / "sinks" / "table")}
-        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, places)
+        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, places, bounds)
         template = folder / "template.parquet"
         parquet.write_table(pyarrow.table({"id": [1]}), template)
         self.played: dict[str, Played] = {}
@@ -276,8 +277,9 @@ def played(
     times_read: int = 1,
     after_batches: int = 0,
     config: CheckpointConfig = ON_DEMAND,
+    bounds: Bounds | None = None,
 ) -> Iterator[PlayedPipeline]:
-    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches, config)
+    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches, config, bounds=bounds)
     try:
         yield pipeline
     finally:

@@ -82,11 +82,12 @@ def test_a_gates_log_and_a_flush_of_it_are_the_same_after_any_number_of_segments
     assert found[0] == found[1]
 
 
-def test_a_channel_holds_only_what_a_reader_has_yet_to_see() -> None:
+def test_a_channel_holds_only_what_a_reader_has_yet_to_see_or_to_consume() -> None:
     channel = Channel("rows", 0)
     for sequence in range(1, MANY + 1):
         channel.append_segment(segment(sequence))
         channel.forget_before(sequence)
+        channel.on_consumed(sequence)
         assert channel.at(sequence) is None
     counts: Counter[str] = Counter()
     count_held(channel, "", counts, set())

@@ -222,7 +222,7 @@ class Kept:
 
     def take(self, batch: int, *, full: bool = False) -> tuple[tuple[SnapshotFile, ...], int]:
         self.checkpoints += 1
-        return self.snapshotter.take(self.checkpoints, batch, full=full)
+        return self.snapshotter.take(self.checkpoint, self.checkpoints, batch, full=full)
 
     @property
     def unneeded(self) -> list[str]:

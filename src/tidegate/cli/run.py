@@ -30,6 +30,13 @@ def run_command(
             help="How long a stage may take to align a checkpoint, until it captures what is in flight; 0s: at once."
         ),
     ] = None,
+    max_backlog: Annotated[
+        str, typer.Option(help="How much of a stage's output its slowest reader may be behind, until it is held back.")
+    ] = "256MB",
+    max_backlog_segments: Annotated[
+        int, typer.Option(min=1, help="The same in segments: what one batch has written is one.")
+    ] = 1_000,
+    commit_timeout: Annotated[str, typer.Option(help="How long the commit of an epoch to a table may take.")] = "10m",
     available_now: Annotated[bool, typer.Option("--available-now", help="Stop when all input is consumed.")] = False,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
     take_over: Annotated[
@@ -71,6 +78,9 @@ def run_command(
                 view=_shown(view),
                 checkpoint_interval=checkpoint_interval,
                 unaligned_after=unaligned_after,
+                max_backlog=max_backlog,
+                max_backlog_segments=max_backlog_segments,
+                commit_timeout=commit_timeout,
                 available_now=available_now,
                 take_over=take_over,
                 restarts=restarts,

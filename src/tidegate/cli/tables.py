@@ -14,7 +14,7 @@ _SHOWN_CHECKPOINTS = 5
 
 def run_tables(status: RunStatus) -> Group:
     """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
-    shown = Group(_stages(status), _in_progress(status), _last_checkpoints(status))
+    shown = Group(_stages(status), *_held_back(status), _in_progress(status), _last_checkpoints(status))
     if status.state == "stopping":
         shown.renderables.append(Text("stopping after a last checkpoint", style="yellow"))
     return shown
@@ -39,6 +39,15 @@ def _stages(status: RunStatus) -> Table:
             _stage_progress(progress.get(name, "")),
         )
     return table
+
+
+def _held_back(status: RunStatus) -> list[Text]:
+    """A line for each stage that has to wait for those behind it."""
+    return [
+        Text(f"{name} is held back by {stage.held_back_by}", style="yellow")
+        for name, stage in status.stages.items()
+        if stage.held_back_by is not None
+    ]
 
 
 def _in_progress(status: RunStatus) -> Text:

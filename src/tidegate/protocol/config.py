@@ -13,6 +13,8 @@ UnalignedMode = Literal["never", "on_timeout", "always"]
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
+_SIZES: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
+
 
 def as_ms(name: str, text: str) -> int:
     """A time as users write it, in milliseconds."""
@@ -20,6 +22,14 @@ def as_ms(name: str, text: str) -> int:
     if match is None:
         raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def size_in_bytes(name: str, text: str) -> int:
+    """A size as users write it, in bytes."""
+    match = re.fullmatch(r"(\d+)\s*(B|KB|MB|GB)", text.strip().upper())
+    if match is None:
+        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500KB, 256MB or 1GB")
+    return int(match[1]) * _SIZES[match[2]]
 
 
 def _at_least(name: str, value: int, least: int) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,6 +12,7 @@ from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark.output import remove_output
 from tidegate.spark.stage import RunningStage
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
@@ -72,17 +71,17 @@ class CleanUp(msgspec.Struct):
                 continue
             generation = int(folder.name)
             if generation < self.generation:
-                found += [StoredFile(name, generation) for name in self._files_under(folder)]
+                found += [StoredFile(name, generation) for name in self._names_under(folder)]
             else:
                 found += [StoredFile(name, generation) for name in self._own_files(folder)]
         return found
 
     def _own_files(self, folder: Path) -> list[str]:
         newest = self.visible.checkpoint_id
-        names = self._files_under(folder / "snapshots")
+        names = self._names_under(folder / "snapshots")
         names += [
             name
-            for name in self._files_under(folder / "manifests")
+            for name in self._names_under(folder / "manifests")
             if int(name.rsplit("-", 1)[1].removesuffix(".json")) < newest
         ]
         for stage in self.stages:
@@ -90,15 +89,14 @@ class CleanUp(msgspec.Struct):
                 names += stage.take_consumed(
                     min(self.visible.stages[reader].positions[stage.name] for reader in self.readers[stage.name])
                 )
+                names += stage.take_abandoned()
         return names
 
-    def _files_under(self, folder: Path) -> list[str]:
-        return [self.paths.relative(Path(parent) / name) for parent, _, names in os.walk(folder) for name in names]
+    def _names_under(self, folder: Path) -> list[str]:
+        return [self.paths.relative(path) for path in files_under(folder)]
 
     def _remove_empty_folders(self) -> None:
         generations = self.paths.absolute(self.paths.GENERATIONS)
         for folder in generations.iterdir():
             if folder.name.isdigit() and int(folder.name) < self.generation:
-                for parent, _, _ in os.walk(folder, topdown=False):
-                    with suppress(OSError):  # it is not empty
-                        Path(parent).rmdir()
+                remove_empty_folders(folder)

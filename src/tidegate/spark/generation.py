@@ -1,7 +1,8 @@
 """One generation of a pipeline on Spark: its stages, and the checkpoints that are taken of them.
 
 A single control thread polls the stages, the coordinator and the sinks in turn; there are no locks. What takes time
-happens beside it: snapshots on a thread per stage, commits on a thread per sink, cleaning up on one of its own.
+happens beside it: snapshots on a thread per stage, commits on a thread each, cleaning up on one of its own, and
+pausing sources and letting them go on.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -21,10 +23,12 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     Fenced,
+    SinkFailed,
     StoreUnavailable,
     Superseded,
     TidegateError,
 )
+from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import CommitPermit, SinkCommits, permit_commit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.coordinator import (
@@ -46,8 +50,10 @@ from tidegate.protocol.recovery import checkpoint_name
 from tidegate.protocol.retention import retained_after
 from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
 from tidegate.spark import cleaning
+from tidegate.spark.beside import beside
 from tidegate.spark.channel import Channel
 from tidegate.spark.output import remove_output
+from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.stage import RunningStage, StagePlace
 from tidegate.spark.steps import Step, reached
@@ -59,6 +65,13 @@ from tidegate.storage.store import Store
 _log = logging.getLogger("tidegate")
 _INSTANCE = "local"
 _SINK_TRIES = 8
+
+
+class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much a generation lets pile up, and how long it waits. `backlog` holds for each channel, and each table."""
+
+    backlog: BacklogBound = BacklogBound()
+    commit_ms: int = 600_000
 
 
 class Opened(msgspec.Struct, frozen=True):
@@ -86,8 +99,10 @@ class Generation:
         store: Store,
         config: CheckpointConfig,
         places: Mapping[str, SinkPlace],
+        bounds: Bounds | None = None,
     ) -> None:
         """`places`: of the sinks."""
+        self._bounds = Bounds() if bounds is None else bounds
         self._definitions = {definition.name: definition for definition in definitions}
         self._opened = opened
         self.generation = opened.generation
@@ -115,16 +130,15 @@ class Generation:
         self.sinks = {name: each.sink for name, each in self._definitions.items() if each.sink is not None}
         self._places = places
         self._commits = SinkCommits(self.sinks)
-        self._committing: dict[str, tuple[CommitPermit, Future[CommitAnswer]]] = {}
+        self._committing: dict[str, _Commit] = {}
         self._threads = {name: ThreadPoolExecutor(1, f"tidegate-{name}") for name in self._definitions}
-        # Beside those of the snapshots: a commit may take long, and must not hold up the next checkpoint.
-        self._committers = {name: ThreadPoolExecutor(1, f"tidegate-commit-{name}") for name in self.sinks}
+        self._pausing = ThreadPoolExecutor(max(1, len(definitions)), "tidegate-pause")
+        self._sources: list[PausableSource] = []
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
         self._is_abandoned = False
-        self.channels = {
-            name: Channel(name, 0 if base is None else base.stages[name].output_sequence) for name in self._definitions
-        }
+        self._has_advanced = False
+        self.channels = {name: self._channel(name, base) for name in self._definitions}
         self.stages = {
             name: self._stage(definition, None if base is None else base.stages[name], last)
             for name, definition in self._definitions.items()
@@ -133,9 +147,19 @@ class Generation:
             self._manifests[base.checkpoint_id] = base
             self._commits.on_permit(permit_commit(self._log, base.checkpoint_id, self.generation), self._now_ms)
 
+    def _channel(self, name: str, base: Manifest | None) -> Channel:
+        if base is None:
+            return Channel(name, 0, self._bounds.backlog)
+        in_flight = (stage.in_flight.get(name, ()) for stage in base.stages.values())
+        # Of several readers, the same segments may be in flight to each.
+        segments = {segment.sequence: segment for each in in_flight for segment in each}
+        return Channel(name, base.stages[name].output_sequence, self._bounds.backlog, segments.values())
+
     def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
         sink = self._places.get(definition.name)
-        place = StagePlace(self._paths, self.generation, self.output_of(definition), start, after, sink)
+        place = StagePlace(
+            self._paths, self.generation, self.output_of(definition), start, after, sink, self._bounds.backlog
+        )
         return RunningStage(
             definition,
             place,
@@ -149,19 +173,26 @@ class Generation:
     def output_of(self, definition: StageDefinition) -> Path:
         if isinstance(definition.sink, FileSink):
             return definition.sink.staging_folder(self._places[definition.name], self.generation)
-        return self._paths.absolute(f"{self._paths.stage(self.generation, definition.name)}/output")
+        return self._paths.absolute(self._paths.output(self.generation, definition.name))
 
     def checkpoint_of(self, definition: StageDefinition) -> Path:
         """Spark's own, of a stage's query."""
         return self._paths.absolute(self._paths.spark_checkpoint(self.generation, definition.name))
+
+    def may_pause(self, name: str, start: StartQuery) -> None:
+        """A source may be paused, and be started again."""
+        self._sources.append(PausableSource(self.stages[name], start, self._paths, self.generation, self._pausing))
 
     # -- one round --------------------------------------------------------------------------------
 
     def poll(self) -> None:
         """One round of everything."""
         self._now_ms = now_ms = monotonic_ms()
+        self._look_at_tables()
         for stage in self.stages.values():
             stage.poll(now_ms)
+        for source in self._sources:
+            source.poll()
         self._execute(self.coordinator.on_time(now_ms))
         self._watch_quorums()
         self._decide_if_ready()
@@ -170,8 +201,25 @@ class Generation:
 
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():
-            cursors = [stage.cursor(name) for stage in self.stages.values() if name in stage.definition.inputs]
-            channel.forget_before(min(cursors, default=channel.end))
+            readers = [stage for stage in self.stages.values() if name in stage.definition.inputs]
+            channel.forget_before(min((stage.cursor(name) for stage in readers), default=channel.end))
+            channel.on_consumed(min((stage.position(name) for stage in readers), default=channel.sequence))
+
+    def _look_at_tables(self) -> None:
+        """A sink whose table is late with an epoch may be held back, but not from a barrier that it is to reach: only a
+        checkpoint makes visible what it has staged."""
+        for name in self.sinks:
+            is_wanted = any(name not in checkpoint.reports for checkpoint in self.coordinator.active)
+            self.stages[name].is_table_late = name in self._commits.pending and not is_wanted
+
+    def held_back_by(self, name: str) -> str | None:
+        """What holds a stage back: the slowest reader of its output, or its table."""
+        stage = self.stages[name]
+        if not stage.is_held_back:
+            return None
+        if stage.definition.kind == "sink":
+            return "its table"
+        return min(self._readers(name), key=lambda reader: self.stages[reader].position(name))
 
     def check_queries(self) -> None:
         for stage in self.stages.values():
@@ -188,6 +236,14 @@ class Generation:
 
     def completed(self, checkpoint_id: int) -> bool:
         return self._log.completed(checkpoint_id) is not None
+
+    @property
+    def has_advanced(self) -> bool:
+        """Whether it has completed a checkpoint with which something more is consumed than when it started.
+
+        One without would come again and again while a stage fails in the same place.
+        """
+        return self._has_advanced
 
     @property
     def is_settled(self) -> bool:
@@ -313,6 +369,7 @@ class Generation:
         reached(Step.SLOT_CLAIMED)
         self._log.append(proposed)
         self._manifests[checkpoint_id] = manifest
+        self._has_advanced |= _consumed(manifest) != _consumed(self._opened.base)
         del self._quorums[checkpoint_id], self._snapshots[checkpoint_id]
         self.coordinator.on_slot_won(checkpoint_id, self._now_ms)
         for stage in self.stages.values():
@@ -350,17 +407,26 @@ class Generation:
             committable = self._manifests[permit.checkpoint_id].stages[name].committable
             assert committable is not None
             sealed = decode_committable(committable)
-            future = self._committers[name].submit(self.sinks[name].commit, self._places[name], permit, sealed)
-            self._committing[name] = (permit, future)
-        for name, (permit, future) in tuple(self._committing.items()):
-            if future.done():
+            commit = partial(self.sinks[name].commit, self._places[name], permit, sealed)
+            # On a thread of its own: it may take long, and must not hold up the next checkpoint.
+            self._committing[name] = _Commit(permit, beside(f"tidegate-commit-{name}", commit), self._now_ms)
+        for name, each in tuple(self._committing.items()):
+            if each.future.done():
                 del self._committing[name]
-                self._on_commit_ended(name, permit, future)
+                self._on_commit_ended(name, each.permit, each.future)
+            elif self._is_overdue(each):
+                raise SinkFailed(
+                    f"{self.sinks[name].describe()}: the commit of epoch {each.permit.epoch} has not ended in "
+                    f"{self._bounds.commit_ms / 1000:g} s; see what it waits for, or give it longer: --commit-timeout"
+                )
         if self._cleaning is not None and self._cleaning.done():
             error = self._cleaning.exception()
             self._cleaning = None
             if error is not None:
                 _log.warning("cleaning up failed and is tried again after the next checkpoint: %s", error)
+
+    def _is_overdue(self, commit: _Commit) -> bool:
+        return monotonic_ms() - commit.since_ms >= self._bounds.commit_ms
 
     def _on_commit_ended(self, name: str, permit: CommitPermit, future: Future[CommitAnswer]) -> None:
         error = future.exception()
@@ -426,9 +492,17 @@ class Generation:
         """Stop the queries and the threads. What is under way is lost, as a kill would lose it."""
         if self._is_abandoned:
             return
+        self._pausing.shutdown(wait=True, cancel_futures=True)
         self._stop_queries()
         for pool in self._pools():
             pool.shutdown(wait=True, cancel_futures=True)
+        self._await_commits()
+
+    def _await_commits(self) -> None:
+        """Until each has ended or is overdue. One that still ends later is like one of a superseded run."""
+        for each in self._committing.values():
+            left_ms = each.since_ms + self._bounds.commit_ms - monotonic_ms()
+            wait([each.future], timeout=max(0, left_ms) / 1000)
 
     def abandon(self) -> None:
         """Stop, and wait for nothing: a commit may hang. One that still ends is like one of a superseded run."""
@@ -438,10 +512,25 @@ class Generation:
         threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True).start()
 
     def _stop_queries(self) -> None:
-        for stage in self.stages.values():
-            if stage.query is not None:
+        for query in (*(stage.query for stage in self.stages.values()), *(each.started for each in self._sources)):
+            if query is not None:
                 with suppress(Exception):
-                    stage.query.stop()
+                    query.stop()
 
     def _pools(self) -> tuple[ThreadPoolExecutor, ...]:
-        return (*self._threads.values(), *self._committers.values(), self._cleaner)
+        return (*self._threads.values(), self._cleaner, self._pausing)
+
+
+def _consumed(manifest: Manifest | None) -> dict[str, object]:
+    """How far stages have come in what they read, those that have come anywhere."""
+    stages = {} if manifest is None else manifest.stages
+    found = {name: (each.source_positions, each.positions) for name, each in stages.items()}
+    return {name: (sources, inputs) for name, (sources, inputs) in found.items() if sources or any(inputs.values())}
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    """A commit that is under way."""
+
+    permit: CommitPermit
+    future: Future[CommitAnswer]
+    since_ms: int

@@ -215,33 +215,37 @@ def _cause(error: PySparkException) -> str:
     return first_line(error)[:400]
 
 
-def prepared(
+def starting(
     definition: StageDefinition,
     frame: DataFrame,
-    checkpoint: Path,
-    output: Path,
     stage_rows: Callable[[DataFrame, int], None] | None,
     *,
     available_now: bool,
-) -> Callable[[], StreamingQuery]:
-    """What starts the stage's query: native Parquet files in append mode, a folder per batch in the others.
+) -> Callable[[Path, Path], StreamingQuery]:
+    """What starts the stage's query on folders for Spark's checkpoint and for its output, as often as it is called.
 
-    `stage_rows` stages the batches of a sink that does so itself.
+    It writes native Parquet files in append mode, a folder per batch in the others. `stage_rows` stages the batches of
+    a sink that does so itself.
     """
-    writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    if available_now:
-        writer = writer.trigger(availableNow=True)
-    if stage_rows is not None:
-        return writer.foreachBatch(stage_rows).start
     partition_by = definition.sink.partition_by if isinstance(definition.sink, FileSink) else ()
-    if definition.output_mode != "append":
 
-        def write(batch: DataFrame, batch_id: int) -> None:
-            writing = batch.write.mode("overwrite").option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-            writing.partitionBy(*partition_by).parquet(str(batch_folder(output, batch_id)))
+    def start(checkpoint: Path, output: Path) -> StreamingQuery:
+        writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
+        writer = writer.option("checkpointLocation", str(checkpoint))
+        if available_now:
+            writer = writer.trigger(availableNow=True)
+        if stage_rows is not None:
+            return writer.foreachBatch(stage_rows).start()
+        if definition.output_mode != "append":
 
-        return writer.foreachBatch(write).start
-    if partition_by:
-        writer = writer.partitionBy(*partition_by)
-    return writer.format("parquet").option("path", str(output)).start
+            def write(batch: DataFrame, batch_id: int) -> None:
+                writing = batch.write.mode("overwrite")
+                writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+                writing.partitionBy(*partition_by).parquet(str(batch_folder(output, batch_id)))
+
+            return writer.foreachBatch(write).start()
+        if partition_by:
+            writer = writer.partitionBy(*partition_by)
+        return writer.format("parquet").option("path", str(output)).start()
+
+    return start

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +38,8 @@ from tidegate.errors import (
     StoreUnavailable,
     Superseded,
 )
-from tidegate.protocol.config import CheckpointConfig, as_ms
+from tidegate.protocol.backpressure import BacklogBound
+from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
@@ -45,7 +47,7 @@ from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
-from tidegate.spark.generation import Generation
+from tidegate.spark.generation import Bounds, Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
@@ -85,12 +87,26 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
     Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
+    max_backlog: str = "256MB"
+    """How many bytes of a channel its slowest reader may have yet to consume, until the channel's writer is held back:
+    a stage gets nothing more to read, a source is paused. It goes on when they are down to half."""
+    max_backlog_segments: int = 1_000
+    """The same in segments: what one batch has written is one."""
+    commit_timeout: str = "10m"
+    """How long the commit of an epoch to a table may take, until it counts as failed."""
     available_now: bool = False
     take_over: bool = False
     restarts: int = 3
     restart_pause: str = "1s"
     conf: dict[str, str] = {}
     """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
+
+    def bounds(self) -> Bounds:
+        commit_ms = as_ms("commit_timeout", self.commit_timeout)
+        if not commit_ms:
+            raise InvalidConfig(f"commit_timeout is {self.commit_timeout!r}; it must be at least 1ms, such as 10m")
+        backlog = BacklogBound(size_in_bytes("max_backlog", self.max_backlog), self.max_backlog_segments)
+        return Bounds(backlog, commit_ms)
 
     def config(self) -> CheckpointConfig:
         config = self.checkpoint
@@ -117,6 +133,7 @@ def _settings(options: dict[str, Any]) -> RunOptions:
         known = ", ".join(RunOptions.__struct_fields__)
         raise InvalidConfig(f"{error} (the options are: {known})") from error
     settings.config()
+    settings.bounds()
     as_ms("restart_pause", settings.restart_pause)
     return settings
 
@@ -245,20 +262,18 @@ class _Run:
         failures = 0
         while True:
             generation: Generation | None = None
-            started = time.monotonic()
             try:
                 generation = self._open()
                 self._newest_generation = generation.generation
                 self._waited_at: dict[str, int] = {}
-                started = time.monotonic()
                 self._drive(generation)
                 return
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable) as error:
                 if isinstance(error, Fenced) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
                 self._check_not_superseded()
-                if generation is not None and time.monotonic() - started > 60:
-                    failures = 0  # it ran well for a while: this is another failure, not the same again
+                if generation is not None and generation.has_advanced:
+                    failures = 0  # it has come further: this is another failure, not the same again
                 failures += 1
                 if failures > self._options.restarts or self._stop.wanted:
                     raise
@@ -311,7 +326,13 @@ class _Run:
                 break
         reached(Step.GENERATION_OPENED)
         generation = Generation(
-            self._definitions, opened, self._root.paths, self._root.store, self._options.config(), places
+            self._definitions,
+            opened,
+            self._root.paths,
+            self._root.store,
+            self._options.config(),
+            places,
+            self._options.bounds(),
         )
         try:
             self._start(generation, built)
@@ -390,14 +411,15 @@ class _Run:
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
             stage.open_gates(built[definition.name].sources)
-            starts[definition.name] = queries.prepared(
+            start = queries.starting(
                 definition,
                 built[definition.name].frame,
-                checkpoint,
-                output,
                 stage.row_staging(built[definition.name].schema),
                 available_now=self._options.available_now and not definition.inputs,
             )
+            starts[definition.name] = partial(start, checkpoint, output)
+            if not definition.inputs:
+                generation.may_pause(definition.name, inheritable_thread_target(self._session)(start))
         with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
             started = {
                 name: threads.submit(inheritable_thread_target(self._session)(start))

@@ -38,6 +38,8 @@ _STREAMING: Final = {
     "spark.sql.streaming.minBatchesToRetain": "100",
     # How soon an idle query looks again; at Spark's 10 ms five idle queries take half a core.
     "spark.sql.streaming.pollingDelay": "20ms",
+    # A query that does not stop must not keep a run from stopping; whatever it still writes is of an old generation.
+    "spark.sql.streaming.stopTimeout": "30s",
     # A manifest holds the SHA-256 of every file that a checkpoint needs; a second checksum file for each is not needed.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
     # What every other reader of Parquet and Delta writes; Spark's default is a deprecated one without statistics.

@@ -179,7 +179,6 @@ class Snapshotter:
         self._paths = paths
         self._generation = generation
         self._stage = stage
-        self._checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
         self._held = dict(held)
         self._committed: frozenset[str] = frozenset()
         self._taken: dict[int, frozenset[str]] = {}
@@ -196,24 +195,35 @@ class Snapshotter:
         taken = tuple(self._taken.values())
         return keeping.union(*taken, (file.stored for file in self._held.values()))
 
-    def take(self, checkpoint_id: int, batch: int, *, full: bool) -> tuple[tuple[SnapshotFile, ...], int]:
-        """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store."""
+    def take(
+        self, checkpoint: Path, checkpoint_id: int, batch: int, *, full: bool
+    ) -> tuple[tuple[SnapshotFile, ...], int]:
+        """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store.
+
+        `checkpoint`: Spark's folder, of the attempt that ran the batch.
+        """
         held = {} if full else self._held
-        found = files_at(self._checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
+        found = files_at(checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
         names = dict.fromkeys(found)
-        self._committed = _committed_among(self._checkpoint, names, self._committed)
+        self._committed = _committed_among(checkpoint, names, self._committed)
         fresh = {
             name: self._paths.snapshot_file(self._generation, self._stage, name) for name in names if name not in held
         }
         self._keeping.update(fresh.values())
         # All links before any checksum, which takes time: Spark deletes what it no longer needs itself.
         for name, stored in fresh.items():
-            link(self._checkpoint / name, self._paths.absolute(stored))
+            link(checkpoint / name, self._paths.absolute(stored))
         files = {name: self._described(name, fresh[name]) if name in fresh else held[name] for name in names}
         self._taken[checkpoint_id] = frozenset(file.stored for file in files.values())
         self._held = files
         self._keeping.clear()  # only now: what a snapshot that failed has linked may be wanted by the next
         return tuple(files.values()), sum(files[name].size_bytes for name in fresh)
+
+    def rebuild(self, old: Path, new: Path, batch: int) -> None:
+        """Build Spark's folder for the next attempt of the stage, as of a batch that the last one has committed."""
+        names = files_at(old, batch, reads_gates=self._reads_gates, committed=self._committed)
+        for name in dict.fromkeys(names):
+            _restore_file(name, old / name, new, self._stage)
 
     def forget(self, through_checkpoint: int) -> None:
         """Checkpoints up to this one are decided, so what is needed of them is known elsewhere; or given up."""
@@ -229,16 +239,19 @@ class Snapshotter:
 def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkpoint: Path, stage: str) -> None:
     """Build Spark's checkpoint folder from a snapshot."""
     for file in files:
-        target = checkpoint / file.name
-        source = paths.absolute(file.stored)
-        if _OPERATOR_METADATA.fullmatch(file.name):
-            # These name their schema files by absolute paths, which lie in the folder of an older generation.
-            text = source.read_text(encoding="utf-8")
-            old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(?=/)')
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
-        else:
-            link(source, target)
+        _restore_file(file.name, paths.absolute(file.stored), checkpoint, stage)
+
+
+def _restore_file(name: str, source: Path, checkpoint: Path, stage: str) -> None:
+    target = checkpoint / name
+    if _OPERATOR_METADATA.fullmatch(name):
+        # These name their schema files by absolute paths, which lie in the folder of an older generation or attempt.
+        text = source.read_text(encoding="utf-8")
+        old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(-\d+)?(?=/)')
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
+    else:
+        link(source, target)
 
 
 def keep_first_position(paths: RootPaths, generation: int, stage: str, identity: str) -> None:

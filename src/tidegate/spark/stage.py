@@ -28,6 +28,7 @@ from tidegate.protocol.aligner import (
     InFlight,
     KeepsAligning,
 )
+from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
@@ -48,10 +49,11 @@ from tidegate.spark.filelog import (
     trim_log,
 )
 from tidegate.spark.gate import Gate
-from tidegate.spark.output import remove_output, written_files
+from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.steps import Step, reached
+from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
 from tidegate.storage.paths import RootPaths
@@ -71,7 +73,7 @@ _WAITING: Final = "Waiting for data to arrive"
 
 
 class StagePlace(msgspec.Struct, frozen=True):
-    """Where a stage lives in a generation, and where it starts from."""
+    """Where a stage lives in a generation, and where it starts from. `bound`: of what its table may be behind."""
 
     paths: RootPaths
     generation: int
@@ -79,6 +81,7 @@ class StagePlace(msgspec.Struct, frozen=True):
     start: StageSnapshot | None
     after_checkpoint: int
     sink: SinkPlace | None
+    bound: BacklogBound
 
     def folder(self, stage: str) -> Path:
         return self.paths.absolute(self.paths.stage(self.generation, stage))
@@ -135,7 +138,9 @@ class RunningStage:
         self.name = definition.name
         self._place = place
         start = place.start
-        self._checkpoint = place.paths.absolute(place.paths.spark_checkpoint(place.generation, self.name))
+        self.checkpoint = place.paths.absolute(place.paths.spark_checkpoint(place.generation, self.name))
+        self.output = place.output
+        self._abandoned: list[tuple[Path, Path]] = []
         self._channels = {name: channels[name] for name in definition.inputs}
         self.channel = channels[self.name]
         self._cursors = dict.fromkeys(definition.inputs, 0)
@@ -179,6 +184,10 @@ class RunningStage:
         self._unreclaimed: list[str] = []
         self._trimmed_at = self.batch
         self._known: dict[str, dict[int, Segment]] = {name: {} for name in definition.inputs}
+        self.is_table_late = False
+        self._table = Backpressure(place.bound)
+        self._unshown: deque[tuple[int, int]] = deque()
+        self._unshown_bytes = 0
         if start is not None and start.committable is not None:
             # What the table does not show yet is sealed again, until the table says that it does.
             restored = decode_committable(start.committable)
@@ -199,7 +208,7 @@ class RunningStage:
             for segment in segments:
                 self._release(name, segment)
         cut = None if self.start is None else self.start.cut
-        if cut is not None and self.gates and has_moved_watermark(self._checkpoint, cut):
+        if cut is not None and self.gates and has_moved_watermark(self.checkpoint, cut):
             self._nudged_at = cut
             name = self.definition.inputs[0]
             nothing = self._place.folder(name) / _NOTHING
@@ -217,15 +226,16 @@ class RunningStage:
             while (barrier := self.injector.poll()) is not None:
                 self._execute(self.aligner.on_injected(barrier, now_ms))
         self._execute(self.aligner.on_time(now_ms))
-        for gate in self.gates.values():
-            gate.flush()
+        if not self.is_held_back:
+            for gate in self.gates.values():
+                gate.flush()
         self._finish_parts()
 
     def check_query(self) -> None:
         """Raise if the query has failed, or has run away; notice if it has ended."""
         if self.query is None or self.ended:
             return
-        if is_overrun(self._checkpoint, self._next_batch):
+        if is_overrun(self.checkpoint, self._next_batch):
             raise StageFailed(
                 self.name,
                 f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
@@ -236,7 +246,7 @@ class RunningStage:
         error = self.query.exception()
         if error is not None:
             raise StageFailed(self.name, _short(str(error)))
-        self.ended = not is_committed(self._checkpoint, self._next_batch)
+        self.ended = not is_committed(self.checkpoint, self._next_batch)
 
     @property
     def is_idle(self) -> bool:
@@ -247,7 +257,7 @@ class RunningStage:
         if self._in_vain >= _BATCHES_IN_VAIN:
             return True
         waits = self.query is not None and self.query.status["message"] == _WAITING
-        return waits and not is_committed(self._checkpoint, self._next_batch)
+        return waits and not is_committed(self.checkpoint, self._next_batch)
 
     @property
     def last_useful_batch(self) -> int:
@@ -261,6 +271,15 @@ class RunningStage:
             channel.at(self._cursors[name]) is None and self.gates[name].lag == 0
             for name, channel in self._channels.items()
         )
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it gets nothing more to read for now: the readers of its output, or its table, are behind."""
+        return self.channel.is_held_back or (self.is_table_late and self._table.is_held_back)
+
+    def position(self, name: str) -> int:
+        """How far it has come in an input."""
+        return self._positions[name]
 
     @property
     def held_files(self) -> frozenset[str]:
@@ -313,8 +332,8 @@ class RunningStage:
         Where two sources read one input (a join with itself), a segment may arrive between the two looking at the
         gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
         """
-        while is_committed(self._checkpoint, self._next_batch):
-            offsets = read_offsets(self._checkpoint, self._next_batch)
+        while is_committed(self.checkpoint, self._next_batch):
+            offsets = read_offsets(self.checkpoint, self._next_batch)
             self._half_consumed.append(offsets)
             if self._consume(offsets.sources):
                 taken, self._half_consumed = self._half_consumed, []
@@ -351,8 +370,11 @@ class RunningStage:
             for consumed in self._consumed
             if consumed.position > self._positions[consumed.input]
         }
-        for name, position in moved.items():
-            self._forget_consumed(name, position)
+        consumed_bytes = sum(self._forget_consumed(name, position) for name, position in moved.items())
+        if self.definition.kind == "sink" and moved:
+            self._unshown.append((self.batch, consumed_bytes))
+            self._unshown_bytes += consumed_bytes
+            self._table.on_backlog(len(self._unshown), self._unshown_bytes)
         before, self._achieved = self._achieved, (self.rows, self.watermark_ms)
         self._in_vain = 0 if moved or self._achieved != before else self._in_vain + 1
         self._execute(self.aligner.on_committed(self.batch, moved, now_ms))
@@ -368,7 +390,7 @@ class RunningStage:
         for consumed, source in zip(self._consumed, sources, strict=True):
             if source is None:
                 continue
-            entries = read_source_log(self._checkpoint, consumed.log, log_offset(source))
+            entries = read_source_log(self.checkpoint, consumed.log, log_offset(source))
             if entries is None:
                 raise DamagedCheckpoint(f"stage {self.name!r}: Spark's source log {consumed.log} lacks {source}")
             for entry in entries:
@@ -387,18 +409,22 @@ class RunningStage:
     def _input_of(self, uri: str) -> str:
         return self._place.paths.relative(as_path(uri)).split("/")[3]
 
-    def _forget_consumed(self, name: str, position: int) -> None:
+    def _forget_consumed(self, name: str, position: int) -> int:
+        """The stage has consumed an input up to a segment. Returns the bytes since the last time."""
+        known = self._known[name]
+        sizes = (known[each].size_bytes for each in range(self._positions[name] + 1, position + 1) if each in known)
+        consumed_bytes = sum(sizes)
         self._positions[name] = position
         if not self._parts:  # what is consumed may still be in flight for a checkpoint that is under way
-            known = self._known[name]
             while known and (oldest := next(iter(known))) <= position:
                 del known[oldest]
         self.gates[name].on_consumed(position)
+        return consumed_bytes
 
     def _written(self, batch: int) -> list[StagedFile]:
         """The files with rows that a committed batch has written."""
         files: list[StagedFile] = []
-        for path, size_bytes in written_files(self._place.output, batch, self.definition.output_mode):
+        for path, size_bytes in written_files(self.output, batch, self.definition.output_mode):
             rows = count_rows(path)
             if rows:
                 files.append(StagedFile(batch, str(path), size_bytes, rows))
@@ -423,9 +449,9 @@ class RunningStage:
         if self.definition.inputs:
             for consumed, source in zip(self._consumed, sources, strict=True):
                 if source is not None:
-                    log = self._checkpoint / "sources" / str(consumed.log)
+                    log = self.checkpoint / "sources" / str(consumed.log)
                     trim_log(log, log_offset(source) - _KEPT_LOG_ENTRIES)
-        trim_log(self._place.output / METADATA, self.batch - _KEPT_LOG_ENTRIES)
+        trim_log(self.output / METADATA, self.batch - _KEPT_LOG_ENTRIES)
 
     def take_consumed(self, through: int) -> list[str]:
         """Files of segments that every reader has consumed, each named once. Called from the clean-up thread."""
@@ -435,6 +461,40 @@ class RunningStage:
         # What a retained checkpoint has in flight cannot be deleted yet: it is offered again next time.
         self._unreclaimed = names
         return names
+
+    # -- attempts ---------------------------------------------------------------------------------
+
+    @property
+    def has_taken_up_all(self) -> bool:
+        """Whether nothing that its query has committed is left to be looked at."""
+        return not is_committed(self.checkpoint, self._next_batch)
+
+    def rebuild(self, checkpoint: Path, output: Path) -> None:
+        """Fresh folders for its next attempt, as of its last batch: what an interrupted one has begun stays behind."""
+        self._snapshotter.rebuild(self.checkpoint, checkpoint, self.batch)
+        restore_output(output, self.batch)
+
+    def move_to(self, checkpoint: Path, output: Path, query: StreamingQuery) -> None:
+        """Another attempt runs the stage from here on."""
+        old = (self.checkpoint, self.output)
+        # Behind the snapshots that are still to be taken of the old one.
+        self._uploads.submit(self._abandoned.append, old)
+        self.checkpoint, self.output, self.query = checkpoint, output, query
+        self._trimmed_at = self.batch
+
+    def take_abandoned(self) -> list[str]:
+        """What abandoned attempts have left but segments. Called from the clean-up thread, after `take_consumed`."""
+        segments = {file.path for segment in tuple(self._written_segments) for file in segment.files}
+        segments.update(self._unreclaimed)
+        found: list[str] = []
+        for attempt in tuple(self._abandoned):
+            names = [self._place.paths.relative(path) for folder in attempt for path in files_under(folder)]
+            found += [name for name in names if name not in segments]
+            for folder in attempt:
+                remove_empty_folders(folder)
+            if not any(folder.exists() for folder in attempt):
+                self._abandoned.remove(attempt)
+        return found
 
     # -- checkpoints ------------------------------------------------------------------------------
 
@@ -458,6 +518,9 @@ class RunningStage:
 
     def on_visible(self, through_batch: int) -> list[Path]:
         """The table shows everything up to this batch: its staged files are no longer needed."""
+        while self._unshown and self._unshown[0][0] <= through_batch:
+            self._unshown_bytes -= self._unshown.popleft()[1]
+        self._table.on_backlog(len(self._unshown), self._unshown_bytes)
         done = [each for each in self._staged if each.batch <= through_batch]
         self._staged = [each for each in self._staged if each.batch > through_batch]
         return [Path(each.path) for each in done if isinstance(each, StagedFile)]
@@ -489,13 +552,18 @@ class RunningStage:
         part = _Part(cut, self, self._now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
         part.snapshot = self._uploads.submit(
-            self._take, cut.barrier.checkpoint_id, cut.batch, cut.barrier.is_full_snapshot
+            self._take, self.checkpoint, cut.barrier.checkpoint_id, cut.batch, cut.barrier.is_full_snapshot
         )
 
-    def _take(self, checkpoint_id: int, batch: int | None, full: bool) -> tuple[tuple[SnapshotFile, ...], int, int]:
+    def _take(
+        self, checkpoint: Path, checkpoint_id: int, batch: int | None, full: bool
+    ) -> tuple[tuple[SnapshotFile, ...], int, int]:
         """Runs on the upload thread."""
         started = time.monotonic_ns()
-        files, new_bytes = ((), 0) if batch is None else self._snapshotter.take(checkpoint_id, batch, full=full)
+        files: tuple[SnapshotFile, ...] = ()
+        new_bytes = 0
+        if batch is not None:
+            files, new_bytes = self._snapshotter.take(checkpoint, checkpoint_id, batch, full=full)
         return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
 
     def _finish_parts(self) -> None:

@@ -28,7 +28,8 @@ RunState = Literal["starting", "running", "stopping", "restarting", "finished", 
 
 class StageStatus(msgspec.Struct, frozen=True):
     """`rows` is what it has written since the last start, of the run or of its stages after a failure: what was written
-    before may have been written again. `lag` is how many segments of its inputs it has yet to read."""
+    before may have been written again. `lag` is how many segments of its inputs it has yet to read. `held_back_by` is
+    the reader of its output, or "its table", that is too far behind for it to go on."""
 
     kind: str
     batch: int | None
@@ -36,6 +37,7 @@ class StageStatus(msgspec.Struct, frozen=True):
     rows_per_s: float
     lag: int | None
     watermark_ms: int | None
+    held_back_by: str | None = None
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
@@ -104,6 +106,7 @@ class Observer:
                     self._rate(generation.generation, name, stage.rows),
                     stage.lag if stage.definition.inputs else None,
                     stage.watermark_ms,
+                    generation.held_back_by(name),
                 )
                 for name, stage in stages.items()
             },

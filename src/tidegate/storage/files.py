@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
@@ -55,6 +56,18 @@ def link(source: Path, target: Path) -> None:
         partial = target.with_name(f".{target.name}.copying")
         shutil.copy2(source, partial)
         partial.rename(target)
+
+
+def files_under(folder: Path) -> list[Path]:
+    """All files at any depth, hidden ones too; none where the folder is not there."""
+    return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
+
+
+def remove_empty_folders(folder: Path) -> None:
+    """Those below a folder, and it too."""
+    for parent, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):  # it is not empty
+            Path(parent).rmdir()
 
 
 def checksum(path: Path) -> tuple[int, str]:

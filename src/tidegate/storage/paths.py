@@ -15,6 +15,7 @@
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
+    stages/<stage>/spark-2/, output-2/   the same of a second attempt, after the stage was paused
     stages/<stage>/identity              which stream a source reads, as a checksum
     stages/<stage>/nothing.parquet       no rows: makes a reader that was restored run a batch
 """
@@ -88,5 +89,14 @@ class RootPaths:
         return f"{RootPaths.stage(generation, stage)}/identity"
 
     @staticmethod
-    def spark_checkpoint(generation: int, stage: str) -> str:
-        return f"{RootPaths.stage(generation, stage)}/spark"
+    def spark_checkpoint(generation: int, stage: str, attempt: int = 1) -> str:
+        return f"{RootPaths.stage(generation, stage)}/spark{_suffix(attempt)}"
+
+    @staticmethod
+    def output(generation: int, stage: str, attempt: int = 1) -> str:
+        return f"{RootPaths.stage(generation, stage)}/output{_suffix(attempt)}"
+
+
+def _suffix(attempt: int) -> str:
+    """The first attempt of a stage in a generation is all that most have."""
+    return "" if attempt == 1 else f"-{attempt}"

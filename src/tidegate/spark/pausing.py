@@ -1,0 +1,118 @@
+"""Pausing a source: under backpressure its query is stopped, and goes on when the readers have caught up.
+
+A stop is not graceful: it hits a batch that is under way. That batch must never be run again in the folders in which it
+was tried: Spark would take what is in them for its outcome. So the source goes on in fresh folders, as another
+*attempt*, from its last committed batch. That needs nothing of the other stages: what it has handed on is durable, and
+where it stands is known. Stopping and starting take their time, so they happen beside the control thread; barriers pass
+meanwhile, behind the last batch.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tidegate.errors import StageFailed, first_line
+from tidegate.spark.stage import RunningStage
+from tidegate.storage.paths import RootPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger("tidegate")
+
+StartQuery = Callable[[Path, Path], "StreamingQuery"]
+"""Starts a stage's query on a folder of Spark's checkpoint and one of its output."""
+
+
+class _Phase(enum.Enum):
+    RUNNING = "running"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    STARTING = "starting"
+
+
+class PausableSource:
+    """A source's query, as its channel wants it. `poll` is called from the control thread."""
+
+    def __init__(
+        self, stage: RunningStage, start: StartQuery, paths: RootPaths, generation: int, threads: Executor
+    ) -> None:
+        self._stage = stage
+        self._start = start
+        self._paths = paths
+        self._generation = generation
+        self._threads = threads
+        self._phase = _Phase.RUNNING
+        self._attempt = 1
+        self._stopping: Future[None] | None = None
+        self._starting: Future[StreamingQuery] | None = None
+        self.pauses = 0
+
+    @property
+    def _folders(self) -> tuple[Path, Path]:
+        name = self._stage.name
+        return (
+            self._paths.absolute(self._paths.spark_checkpoint(self._generation, name, self._attempt)),
+            self._paths.absolute(self._paths.output(self._generation, name, self._attempt)),
+        )
+
+    def poll(self) -> None:
+        stage = self._stage
+        match self._phase:
+            case _Phase.RUNNING:
+                query = stage.query
+                # One that has ended, or failed, is no longer to be stopped: its own look at it will tell.
+                if stage.channel.is_held_back and stage.batch >= 0 and query is not None and query.isActive:
+                    stage.query = None
+                    self._stopping = self._threads.submit(_stop, query)
+                    self._phase = _Phase.STOPPING
+            case _Phase.STOPPING:
+                if self._ended(self._stopping):
+                    self.pauses += 1
+                    self._phase = _Phase.PAUSED
+                    _log.debug("source %s is paused after batch %d", stage.name, stage.batch)
+            case _Phase.PAUSED:
+                if not stage.channel.is_held_back and stage.has_taken_up_all:
+                    self._attempt += 1
+                    self._starting = self._threads.submit(self._rebuild_and_start)
+                    self._phase = _Phase.STARTING
+            case _Phase.STARTING:
+                if self._ended(self._starting):
+                    assert self._starting is not None
+                    stage.move_to(*self._folders, self._starting.result())
+                    self._phase = _Phase.RUNNING
+                    _log.debug("source %s goes on after batch %d", stage.name, stage.batch)
+
+    def _rebuild_and_start(self) -> StreamingQuery:
+        # The stage stands still: it is not looked at by anybody else but for its last batch.
+        self._stage.rebuild(*self._folders)
+        return self._start(*self._folders)
+
+    def _ended(self, change: Future[StreamingQuery] | Future[None] | None) -> bool:
+        assert change is not None
+        if not change.done():
+            return False
+        error = change.exception()
+        if error is None:
+            return True
+        what = "paused" if self._phase is _Phase.STOPPING else "started again after a pause"
+        raise StageFailed(self._stage.name, f"its query could not be {what}: {first_line(error)}") from error
+
+    @property
+    def started(self) -> StreamingQuery | None:
+        """A query that was started and not handed over yet: whoever stops the stages has to stop it too."""
+        if self._starting is None or not self._starting.done() or self._starting.exception() is not None:
+            return None
+        return self._starting.result()
+
+
+def _stop(query: StreamingQuery) -> None:
+    query.stop()
+    failure = query.exception()
+    if failure is not None:
+        raise failure

@@ -1,0 +1,119 @@
+"""What holds of a generation whose Spark is played, and not of a mutant. See `properties.py`."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tests.spark.played import PlayedPipeline, played
+from tidegate.protocol.backpressure import BacklogBound, Backpressure
+from tidegate.spark.filelog import METADATA, write_whole
+from tidegate.spark.generation import Bounds
+
+_BOUND = 4
+_ROUNDS = 2_000
+
+
+@contextmanager
+def bounded() -> Iterator[PlayedPipeline]:
+    bounds = Bounds(BacklogBound(max_segments=_BOUND))
+    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder, played(Path(folder), bounds=bounds) as found:
+        yield found
+
+
+def comes_true(pipeline: PlayedPipeline, condition: Callable[[], bool], what: str) -> None:
+    for _ in range(_ROUNDS):
+        if condition():
+            return
+        pipeline.generation.poll()
+        time.sleep(0.001)
+    raise AssertionError(f"it never came true that {what}")
+
+
+def run_ahead(pipeline: PlayedPipeline, batches: int) -> list[Path]:
+    """The source commits batches that nobody has read yet."""
+    return [pipeline.played["rows"].run_batch() for _ in range(batches)]
+
+
+def a_writer_goes_on_only_when_its_readers_are_down_to_half() -> None:
+    backpressure = Backpressure(BacklogBound(max_bytes=100, max_segments=10))
+    backpressure.on_backlog(11, 1)
+    backpressure.on_backlog(10, 1)
+    assert backpressure.is_held_back
+
+
+def a_stage_that_is_held_back_gets_nothing_more_to_read() -> None:
+    with bounded() as pipeline:
+        middle = pipeline.generation.stages["middle"]
+        segments = run_ahead(pipeline, 2 * _BOUND)
+        pipeline.generation.poll()
+        for path in segments[: _BOUND + 1]:  # which the sink does not read
+            pipeline.played["middle"].run_batch(path)
+        pipeline.generation.poll()
+        assert middle.is_held_back
+        before = sorted(path.name for path in (middle.gates["rows"].folder / METADATA).iterdir())
+        run_ahead(pipeline, 3)
+        pipeline.generation.poll()
+        pipeline.generation.poll()
+        assert sorted(path.name for path in (middle.gates["rows"].folder / METADATA).iterdir()) == before
+
+
+def a_barrier_passes_a_sink_whose_table_is_late() -> None:
+    with bounded() as pipeline:
+        sink = pipeline.generation.stages["table"]
+        pipeline.one_batch_each()
+        pipeline.table.may_commit.clear()
+        first = pipeline.generation.trigger()
+        comes_true(pipeline, lambda: pipeline.generation.completed(first), "the first checkpoint is complete")
+        for _ in range(_BOUND + 2):
+            pipeline.one_batch_each()
+        pipeline.generation.poll()
+        assert pipeline.generation.held_back_by("table") == "its table"
+        path = pipeline.played["rows"].run_batch()
+        pipeline.generation.poll()
+        path = pipeline.played["middle"].run_batch(path)
+        pipeline.generation.poll()
+        second = pipeline.generation.trigger()
+        pipeline.generation.poll()
+        assert not sink.is_held_back, "only a checkpoint makes visible what it has staged"
+        pipeline.played["table"].run_batch(path)
+        comes_true(pipeline, lambda: pipeline.generation.completed(second), "the second checkpoint is complete")
+        pipeline.table.may_commit.set()
+
+
+def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
+    """The worst moment: its outcome is in the sink's log, and it is not committed."""
+    with bounded() as pipeline:
+        generation, rows = pipeline.generation, pipeline.generation.stages["rows"]
+        first = pipeline.played["rows"]
+        started: list[tuple[Path, Path]] = []
+
+        def start(checkpoint: Path, output: Path) -> Any:
+            started.append((checkpoint, output))
+            return query()
+
+        def query() -> Any:
+            return SimpleNamespace(isActive=True, stop=lambda: None, exception=lambda: None)
+
+        rows.query = query()
+        generation.may_pause("rows", start)
+        segments = run_ahead(pipeline, _BOUND + 1)
+        number = first.batches
+        write_whole(first.checkpoint / "offsets" / str(number), ["{}"])
+        write_whole(first.output / METADATA / str(number), [])
+        comes_true(pipeline, lambda: rows.query is None, "the source is paused")
+        for path in segments:
+            pipeline.played["middle"].run_batch(path)
+        comes_true(pipeline, lambda: rows.query is not None, "the source goes on")
+        assert len(started) == 1
+        checkpoint, output = started[0]
+        assert checkpoint != first.checkpoint
+        assert {path.name for path in (checkpoint / "offsets").iterdir()} == {str(number - 2), str(number - 1)}
+        assert (checkpoint / "commits" / str(number - 1)).is_file()
+        assert [path.name for path in (output / METADATA).iterdir()] == [str(number - 1)]
+        assert (rows.checkpoint, rows.output) == started[0]
