@@ -15,7 +15,9 @@
      ├─ StageFailed              a stage's query failed, more often than it may
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
-     │   └─ Fenced                 the table was fenced by a newer generation
+     │   ├─ Fenced                 the table was fenced by a newer generation
+     │   ├─ ForeignTable           the table belongs to another root of the pipeline
+     │   └─ TablePutBack           the table was put back to an older state, and would keep a hole
      ├─ CheckpointError          the call does not fit the checkpoint's phase
      │   ├─ CheckpointInProgress   as many as allowed are under way; try again later
      │   ├─ NoCheckpointInProgress there is none with that id to act on
@@ -116,6 +118,20 @@ class SinkFailed(TidegateError):
 
 class Fenced(SinkFailed):
     """The table was fenced by a newer generation: this run's commits come too late."""
+
+
+class ForeignTable(SinkFailed):
+    """The table belongs to another root of the pipeline."""
+
+
+class TablePutBack(SinkFailed):
+    """The table was put back to an older state: what came after it would be missing. `epoch` is its last one,
+    `next_batch` the batch after the last that it shows."""
+
+    def __init__(self, what: str, epoch: int, next_batch: int) -> None:
+        super().__init__(what)
+        self.epoch = epoch
+        self.next_batch = next_batch
 
 
 class CheckpointError(TidegateError):

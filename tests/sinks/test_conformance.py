@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,18 @@ from tidegate.sinks.contract import Sink
 from tidegate.testing.sinks import Rows, SinkConformance, as_rows
 
 
+def kept(folder: Path) -> Callable[[], object]:
+    """A backup of a folder. The call puts it back."""
+    backup = folder.with_name(f"{folder.name}.backup")
+    shutil.copytree(folder, backup)
+
+    def put_back() -> None:
+        shutil.rmtree(folder)
+        shutil.copytree(backup, folder)
+
+    return put_back
+
+
 class TestDeltaTable(SinkConformance):
     @pytest.fixture(autouse=True)
     def given(self, tmp_path: Path) -> None:
@@ -27,6 +41,9 @@ class TestDeltaTable(SinkConformance):
 
     def shown(self, name: str) -> Rows:
         return as_rows(deltalake.DeltaTable(self.lake / name).to_pyarrow_table().to_pylist())
+
+    def keep(self, name: str) -> Callable[[], object]:
+        return kept(self.lake / name)
 
 
 @pytest.mark.spark
@@ -69,6 +86,25 @@ class TestPostgresTable(SinkConformance):
         with psycopg.connect(self.dsn) as connection:
             return Counter(connection.execute(f'SELECT id, value FROM "{quoted}"').fetchall())
 
+    def keep(self, name: str) -> Callable[[], object]:
+        quoted = self._table(name).replace('"', '""')
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute(f'CREATE TABLE "kept {quoted}" AS TABLE "{quoted}"')
+            record = connection.execute(
+                "SELECT epoch, next_batch, table_name FROM tidegate_epochs WHERE table_name = %s", (self._table(name),)
+            ).fetchone()
+        assert record is not None
+
+        def put_back() -> None:
+            with psycopg.connect(self.dsn) as connection:
+                connection.execute(f'TRUNCATE "{quoted}"')
+                connection.execute(f'INSERT INTO "{quoted}" TABLE "kept {quoted}"')
+                connection.execute(
+                    "UPDATE tidegate_epochs SET epoch = %s, next_batch = %s WHERE table_name = %s", record
+                )
+
+        return put_back
+
 
 class TestPostgresTableByKey(TestPostgresTable):
     key = True
@@ -99,6 +135,9 @@ class TestForeachBatch(SinkConformance):
 
     def shown(self, name: str) -> Rows:
         return as_rows(row for rows in self.calls.get(name, {}).values() for row in rows)
+
+    def keep(self, name: str) -> Callable[[], object]:
+        return kept(self.place(name).folder)
 
 
 class TestMemory(TestForeachBatch):

@@ -309,7 +309,7 @@ def test_an_idle_pipeline_makes_no_versions_of_its_tables(table: Table) -> None:
     for epoch in range(2, 6):
         assert table.commit(epoch, [], through=epoch) is CommitAnswer.COMMITTED
     assert table.version() == 1
-    assert table.sink.facts(PLACE) == SinkFacts(1, 0)
+    assert table.sink.facts(PLACE) == SinkFacts(1, 0, 1)
 
 
 def test_an_epoch_that_has_nothing_new_makes_no_version(table: Table) -> None:
@@ -493,7 +493,7 @@ def test_a_table_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
 def test_facts_are_the_last_epoch_and_the_fence_of_this_owner(table: Table) -> None:
     table.commit(4, [table.stage(0, [1])], through=0)
     table.sink.fence(PLACE, 3)
-    assert table.sink.facts(PLACE) == SinkFacts(4, 3)
+    assert table.sink.facts(PLACE) == SinkFacts(4, 3, 1)
     assert table.sink.facts(RETURNS) == SinkFacts(0, 0)
 
 
@@ -502,7 +502,7 @@ def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> N
     found = deltalake.DeltaTable(table.path)
     found.create_checkpoint()
     found.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
-    assert table.sink.facts(PLACE) == SinkFacts(4, 0)
+    assert table.sink.facts(PLACE) == SinkFacts(4, 0, 1)
     assert table.ids() == [1]
 
 

@@ -13,8 +13,6 @@ from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
 from tidegate.sinks.function import KINDS, Console, ForeachBatch, Memory
 from tidegate.testing.sinks import permit
 
-SEALED = Committable(0, (StagedFile(0, "part-0.parquet", 100, 3),))
-
 
 @pytest.mark.parametrize("at_call", [1, 2])
 def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
@@ -30,15 +28,19 @@ def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
             ForeachBatch(print).fence(place, 2)
 
     monkeypatch.setattr(sink, "_call", call)
+    files = [tmp_path / f"part-{batch}.parquet" for batch in range(2)]
+    for file in files:
+        file.touch()
+    first, second = (StagedFile(batch, str(file), 100, 3) for batch, file in enumerate(files))
     for epoch in range(1, at_call):
-        sink.commit(place, permit(epoch), SEALED)
-    sealed = Committable(1, (*SEALED.files, StagedFile(1, "part-1.parquet", 100, 3)))
+        sink.commit(place, permit(epoch), Committable(0, (first,)))
+    sealed = Committable(1, (first, second))
     with pytest.raises(Fenced, match="by generation 2"):
         sink.commit(place, permit(at_call), sealed)
-    assert sink.facts(place) == SinkFacts(at_call - 1, 2)
+    assert sink.facts(place) == SinkFacts(at_call - 1, 2, at_call - 1)
     sink.commit(place, permit(at_call, generation=2), sealed)  # the call is made again: at least once
     assert len(calls) == at_call + 1
-    assert sink.facts(place) == SinkFacts(at_call, 2)
+    assert sink.facts(place) == SinkFacts(at_call, 2, 2)
 
 
 class Writer:

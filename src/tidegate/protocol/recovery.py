@@ -21,10 +21,12 @@ from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 
 
 class SinkFacts(msgspec.Struct, frozen=True):
-    """A sink's own record: its last committed epoch (0: none) and the generation that it is fenced at."""
+    """A sink's own record: its last committed epoch (0: none), the generation that it is fenced at, and the batch after
+    the last one that it shows."""
 
     committed_epoch: int = 0
     fence: int = 0
+    next_batch: int = 0
 
 
 class Facts(msgspec.Struct, frozen=True):

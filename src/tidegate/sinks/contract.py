@@ -17,6 +17,12 @@ The rules:
   may overlap and none leaves a hole. It may come again for the same epoch, after a crash and from another process too:
   then it answers `ALREADY` and changes nothing. Epochs come in order. What it cannot show, because rows are missing or
   were staged for a sink of the other kind, it refuses with `SinkFailed`.
+- A committable says after which batch it goes on (`shown_through`): rows up to there are in no committable any more. So
+  **a table whose own record is below that is refused** with `TablePutBack`, at every commit, also one without rows: it
+  was put back to an older state (a backup, a standby that lagged, a commit that was lost) and would keep a hole.
+- **claim** makes a table the root's, for this stage of this pipeline, before anything is staged. Of two roots that
+  do so at once one wins. `check_table`, `claim`, `fence` and `commit` refuse another root's with `ForeignTable` and
+  change nothing: so whatever is staged under an owner's name is of one root, and `forget_staged` may go by generations.
 - **abort** of a checkpoint is not a call either: what was staged stays, and the next checkpoint seals it again. What a
   lost generation has staged after the checkpoint that the pipeline was restored from is never sealed, so it is never
   shown; `forget_staged` removes it.
@@ -48,13 +54,14 @@ class SinkPlace(msgspec.Struct, frozen=True):
     """Which stage of which pipeline a sink serves.
 
     `folder`, in the pipeline's root, is for what the sink must remember and has no table for. `session` is there while
-    the pipeline runs.
+    the pipeline runs. `root` is the id of that root, which no other root has.
     """
 
     pipeline: str
     stage: str
     folder: Path
     session: SparkSession | None = None
+    root: str = ""
 
     @property
     def owner(self) -> str:
@@ -83,11 +90,16 @@ Staged = StagedFile | StagedBatch
 
 
 class Committable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a table does not show yet, up to a batch."""
+    """What a table does not show yet, up to a batch.
+
+    `shown_through` is the last batch with rows that the table had shown when this was sealed, -1 if none. With rows,
+    because a table need not take notice of the others.
+    """
 
     through_batch: int
     files: tuple[StagedFile, ...] = ()
     batches: tuple[StagedBatch, ...] = ()
+    shown_through: int = -1
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -139,8 +151,13 @@ class Sink(Protocol):
         """Create the table with this schema, unless it is there."""
         ...
 
+    def claim(self, place: SinkPlace) -> None:
+        """Make the table this root's, for this owner. May come again. Not before the root has a generation: one that
+        has none may be removed again, and nobody could use the table any more."""
+        ...
+
     def facts(self, place: SinkPlace) -> SinkFacts:
-        """What the table itself says of the last epoch and the fence."""
+        """What the table itself says of the last epoch, the fence and the batches that it shows."""
         ...
 
     def fence(self, place: SinkPlace, generation: int) -> None: ...

@@ -2,13 +2,15 @@
 
 Rows are staged by Spark in `<table>/_tidegate/<owner>/<generation>/`, which no reader of the table sees. A commit
 links the epoch's files into the table and adds them in one transaction, which also records the epoch, the last
-batch and the generation as application transactions. The table's own record makes a repeated commit do nothing.
+batch and the generation as application transactions. The table's own record makes a repeated commit do nothing. Another
+one, of the root that the owner's rows come from, is made before anything is staged.
 
 With a `key`, a commit replaces the rows of the table that have a key of the epoch's (`sinks/upsert.py`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,7 +31,16 @@ from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
 from tidegate.sinks.features import unwritable
 from tidegate.sinks.scan import active_files
-from tidegate.sinks.staging import as_names, check_key, forget_generations, generation_folder, refuse_foreign
+from tidegate.sinks.staging import (
+    as_names,
+    check_key,
+    foreign_table,
+    forget_generations,
+    generation_folder,
+    refuse_foreign,
+    refuse_gone,
+    refuse_put_back,
+)
 from tidegate.sinks.statistics import statistics
 from tidegate.storage.files import link, plain_path
 from tidegate.storage.manifest import TableAddress
@@ -106,8 +117,17 @@ class DeltaTable:
         table = self._open()
         if table is None:
             return False
+        self._check_root(place, table)
         self._check_found(place, table)
         return True
+
+    def _check_root(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
+        if _record(table, place, "root") not in (0, _number(place.root)):
+            raise foreign_table(
+                self.describe(),
+                place,
+                f"remove the folder {self._path}; if others write to it too, take another name for the sink",
+            )
 
     def _check_found(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
         """Refuse a table that cannot take what this owner writes, whoever made it what it is now."""
@@ -187,12 +207,25 @@ class DeltaTable:
         table = self._open()
         if table is None:
             return SinkFacts()
-        return SinkFacts(_record(table, place, "epoch"), _record(table, place, "fence"))
+        return SinkFacts(_record(table, place, "epoch"), _record(table, place, "fence"), _record(table, place, "batch"))
+
+    def claim(self, place: SinkPlace) -> None:
+        for _ in range(_COMMIT_TRIES):
+            table = self._open()
+            if table is None:
+                raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
+            self._check_root(place, table)
+            if _record(table, place, "root") or self._transact(table, [], [_root(place)]):
+                return
+        raise SinkFailed(f"{self.describe()} could not be claimed: {_COMMIT_TRIES} attempts met another writer's")
 
     def fence(self, place: SinkPlace, generation: int) -> None:
         for _ in range(_COMMIT_TRIES):
             table = self._open()
-            if table is None or _record(table, place, "fence") >= generation:
+            if table is None:
+                return
+            self._check_root(place, table)
+            if _record(table, place, "fence") >= generation:
                 return
             if self._transact(table, [], [_transaction(place, "fence", generation)]):
                 return
@@ -206,24 +239,28 @@ class DeltaTable:
             table = self._open()
             if table is None:
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
+            self._check_root(place, table)
             if _record(table, place, "fence") > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {_record(table, place, 'fence')}")
+            # The batch is recorded as its number + 1, because a record starts at 0.
+            shown = _record(table, place, "batch")
             epoch = _record(table, place, "epoch")
+            refuse_put_back(self.describe(), place, epoch, shown, committable)
             attempts = self._attempts(place, permit.generation) if self._key else []
             if epoch >= permit.epoch:
                 # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
                 # what was staged is removed.
                 _remove(folder for folder in attempts if _attempted(folder) <= epoch)
                 return CommitAnswer.ALREADY
-            # The batch is recorded as its number + 1, because a record starts at 0.
-            shown = _record(table, place, "batch")
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
             if not fresh:
                 return CommitAnswer.COMMITTED  # nothing to show: an idle pipeline makes no versions of its tables
             self._check_found(place, table)
+            refuse_gone(self.describe(), place, fresh)
             records = [
                 _transaction(place, "epoch", permit.epoch),
                 _transaction(place, "batch", max(shown, committable.through_batch + 1)),
+                _root(place),
             ]
             # Made for this version of the table or an older one, and never shown: once ours has followed on this
             # version, none of them can.
@@ -348,6 +385,16 @@ def _remove(folders: Iterable[Path]) -> None:
 
 def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:
     return Transaction(f"tidegate/{place.owner}/{kind}", value)
+
+
+def _root(place: SinkPlace) -> Transaction:
+    """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
+    return _transaction(place, "root", _number(place.root))
+
+
+def _number(root: str) -> int:
+    """A root's id as the version of a transaction can hold it: 62 bits of its digest, and never 0."""
+    return (int.from_bytes(hashlib.sha256(root.encode()).digest()[:8]) >> 2) + 1
 
 
 def _record(table: deltalake.DeltaTable, place: SinkPlace, kind: str) -> int:

@@ -20,7 +20,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.staging import forget_generations, generation_folder, refuse_foreign
+from tidegate.sinks.staging import forget_generations, generation_folder, refuse_foreign, refuse_gone, refuse_put_back
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -88,12 +88,15 @@ class ForeachBatch:
         # So that an epoch's rows have the stage's columns, whatever files it consists of.
         (place.folder / "schema.json").write_text(schema.json(), encoding="utf-8")
 
+    def claim(self, _place: SinkPlace) -> None:
+        """What is remembered and staged lies in the root, so it is no other's."""
+
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
         return generation_folder(place.folder, generation)
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         record = self._read(place)
-        return SinkFacts(record.epoch, record.fence)
+        return SinkFacts(record.epoch, record.fence, record.next_batch)
 
     def fence(self, place: SinkPlace, generation: int) -> None:
         record = self._read(place)
@@ -104,6 +107,7 @@ class ForeachBatch:
         refuse_foreign(self.describe(), place, committable.batches)
         record = self._read(place)
         self._check_fence(record, permit)
+        refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
         if record.epoch >= permit.epoch:
             return CommitAnswer.ALREADY
         if record.epoch < record.calling < permit.epoch:
@@ -121,11 +125,12 @@ class ForeachBatch:
         committable: Committable,
     ) -> _Record:
         next_batch = max(record.next_batch, next_batch)
-        fresh = [file.path for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
+        fresh = [file for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
         if fresh:
+            refuse_gone(self.describe(), place, fresh)
             calling = msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch)
             self._note(place, permit, calling)
-            self._call(place, fresh, epoch)
+            self._call(place, [file.path for file in fresh], epoch)
         return self._note(place, permit, _Record(epoch, next_batch))
 
     def _note(self, place: SinkPlace, permit: CommitPermit, record: _Record) -> _Record:

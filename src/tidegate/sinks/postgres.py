@@ -1,8 +1,9 @@
 """A PostgreSQL table as a sink: executors copy into a staging table, and one transaction per epoch moves the rows.
 
 In the schema of the table lie also
-- `tidegate_epochs`: per pipeline, sink and table the last epoch, the last batch and the generation that it is fenced
-  at. A commit writes it in the transaction that moves the rows, so a repeated commit does nothing;
+- `tidegate_epochs`: per pipeline, sink and table the root that it belongs to, the last epoch, the last batch and the
+  generation that it is fenced at. A commit writes it in the transaction that moves the rows, so a repeated commit does
+  nothing;
 - one staging table per sink and generation. It is an ordinary, logged table: what a decided checkpoint has sealed must
   survive a crash of the server.
 
@@ -21,7 +22,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.staging import as_names, check_key, quoted, refuse_foreign
+from tidegate.sinks.staging import as_names, check_key, foreign_table, quoted, refuse_foreign, refuse_put_back
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ class PostgresTable:
             found = self._columns(connection)
             if not found:
                 return False
+            self._check_root(place, self._record(connection, place))
             if found != wanted:
                 raise SinkFailed(
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
@@ -147,31 +149,63 @@ class PostgresTable:
         if self._key:
             columns.append(sql.SQL("PRIMARY KEY ({})").format(_comma(map(sql.Identifier, self._key))))
         with self._connected() as connection:
-            # Two that create one table at the same time would fail, IF NOT EXISTS or not: one after the other.
-            connection.execute(
-                "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidegate tables of {self._schema}",)
-            )
+            self._create_epochs(connection)
             connection.execute(sql.SQL("CREATE TABLE IF NOT EXISTS {} ({})").format(self._table(), _comma(columns)))
-            connection.execute(
-                sql.SQL(
-                    "CREATE TABLE IF NOT EXISTS {} (pipeline text, sink text, table_name text,"
-                    " generation bigint NOT NULL DEFAULT 0, fence bigint NOT NULL DEFAULT 0,"
-                    " epoch bigint NOT NULL DEFAULT 0, next_batch bigint NOT NULL DEFAULT 0,"
-                    " committed_at timestamp with time zone, PRIMARY KEY (pipeline, sink, table_name))"
-                ).format(self._table(_EPOCHS))
+
+    def _create_epochs(self, connection: psycopg.Connection[Any]) -> None:
+        # Two that create one table at the same time would fail, IF NOT EXISTS or not: one after the other.
+        connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"tidegate tables of {self._schema}",)
+        )
+        connection.execute(
+            _sql()
+            .SQL(
+                "CREATE TABLE IF NOT EXISTS {} (pipeline text, sink text, table_name text,"
+                " generation bigint NOT NULL DEFAULT 0, fence bigint NOT NULL DEFAULT 0,"
+                " epoch bigint NOT NULL DEFAULT 0, next_batch bigint NOT NULL DEFAULT 0,"
+                " committed_at timestamp with time zone, root text, PRIMARY KEY (pipeline, sink, table_name))"
             )
+            .format(self._table(_EPOCHS))
+        )
+        if "root" not in self._columns(connection, _EPOCHS):  # it was made before tables had owners
+            connection.execute(_sql().SQL("ALTER TABLE {} ADD COLUMN root text").format(self._table(_EPOCHS)))
+
+    def claim(self, place: SinkPlace) -> None:
+        with self._connected() as connection:
+            self._create_epochs(connection)
+            _execute(
+                connection,
+                _sql()
+                .SQL(
+                    "INSERT INTO {} AS known (pipeline, sink, table_name, root) VALUES (%s, %s, %s, %s)"
+                    " ON CONFLICT (pipeline, sink, table_name) DO UPDATE SET root = coalesce(known.root, excluded.root)"
+                )
+                .format(self._table(_EPOCHS)),
+                (*self._owner(place), place.root),
+            )
+            self._check_root(place, self._record(connection, place))
+
+    def _check_root(self, place: SinkPlace, record: _Record | None) -> None:
+        if record is None or record.root in (None, place.root):
+            return
+        pipeline, sink, table = (name.replace("'", "''") for name in self._owner(place))
+        raise foreign_table(
+            self.describe(),
+            place,
+            f"DELETE FROM {self._table(_EPOCHS).as_string(None)} WHERE pipeline = '{pipeline}' AND sink = '{sink}' "
+            f"AND table_name = '{table}'",
+        )
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         with self._connected() as connection:
-            if not self._exists(connection, _EPOCHS):
-                return SinkFacts()
             found = self._record(connection, place)
-            return SinkFacts() if found is None else SinkFacts(found.epoch, found.fence)
+            return SinkFacts() if found is None else SinkFacts(found.epoch, found.fence, found.next_batch)
 
     def fence(self, place: SinkPlace, generation: int) -> None:
         with self._connected() as connection:
             if not self._exists(connection, _EPOCHS):
                 return
+            self._check_root(place, self._record(connection, place, for_update=True))
             _execute(
                 connection,
                 _sql()
@@ -236,8 +270,10 @@ class PostgresTable:
             )
             record = self._record(connection, place, for_update=True)
             assert record is not None
+            self._check_root(place, record)
             if record.fence > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
+            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
             if record.epoch >= permit.epoch:
                 return CommitAnswer.ALREADY
             fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
@@ -247,10 +283,10 @@ class PostgresTable:
             _execute(
                 connection,
                 sql.SQL(
-                    "UPDATE {} SET generation = %s, epoch = %s, next_batch = greatest(next_batch, %s),"
+                    "UPDATE {} SET root = %s, generation = %s, epoch = %s, next_batch = greatest(next_batch, %s),"
                     " committed_at = now() WHERE pipeline = %s AND sink = %s AND table_name = %s"
                 ).format(self._table(_EPOCHS)),
-                (permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
+                (place.root, permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
             )
         return CommitAnswer.COMMITTED
 
@@ -367,7 +403,13 @@ class PostgresTable:
     def _record(
         self, connection: psycopg.Connection[Any], place: SinkPlace, *, for_update: bool = False
     ) -> _Record | None:
-        query = "SELECT epoch, fence, next_batch FROM {} WHERE pipeline = %s AND sink = %s AND table_name = %s"
+        if not self._exists(connection, _EPOCHS):
+            return None
+        # By way of JSON, because one that was made before tables had owners has no such column.
+        query = (
+            "SELECT epoch, fence, next_batch, to_jsonb(known) ->> 'root' FROM {} AS known"
+            " WHERE pipeline = %s AND sink = %s AND table_name = %s"
+        )
         found = _execute(
             connection,
             _sql().SQL(query + (" FOR UPDATE" if for_update else "")).format(self._table(_EPOCHS)),
@@ -385,12 +427,13 @@ class PostgresTable:
 
 
 class _Record:
-    __slots__ = ("epoch", "fence", "next_batch")
+    __slots__ = ("epoch", "fence", "next_batch", "root")
 
-    def __init__(self, epoch: int, fence: int, next_batch: int) -> None:
+    def __init__(self, epoch: int, fence: int, next_batch: int, root: str | None) -> None:
         self.epoch = epoch
         self.fence = fence
         self.next_batch = next_batch
+        self.root = root
 
 
 def _sql() -> Any:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.errors import InvalidPipeline, SinkFailed
-from tidegate.sinks.contract import SinkPlace, StagedBatch, StagedFile
+from tidegate.errors import ForeignTable, InvalidPipeline, SinkFailed, TablePutBack
+from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -42,6 +42,43 @@ def refuse_foreign(table: str, place: SinkPlace, staged: Sequence[StagedFile] | 
             f"{table}: the checkpoint holds rows that {place.owner} has staged for a sink of another kind; "
             f"take that sink, or start the pipeline on a new root"
         )
+
+
+def refuse_gone(table: str, place: SinkPlace, staged: Sequence[StagedFile]) -> None:
+    """Refuse to show files of which one is gone: what reads them might read on without it."""
+    gone = [file.path for file in staged if not Path(file.path).exists()]
+    if gone:
+        raise SinkFailed(
+            f"{table}: {gone[0]} is gone, which {place.owner} had staged, so nothing was committed; restore it, or "
+            f"start the pipeline on a new root"
+        )
+
+
+def refuse_put_back(table: str, place: SinkPlace, epoch: int, next_batch: int, committable: Committable) -> None:
+    """Refuse a table that shows less than it did when this was sealed. `epoch` and `next_batch` are its own record."""
+    if next_batch <= committable.shown_through:
+        raise TablePutBack(
+            f"{table} was put back to an older state, or lost a commit: it shows {place.owner} {shown(next_batch)}, "
+            f"and had shown it up to batch {committable.shown_through}. The rows between would be missing, so nothing "
+            f"was committed; restore the newer state of the table, or start the pipeline on a new root with a new "
+            f"table",
+            epoch,
+            next_batch,
+        )
+
+
+def shown(next_batch: int) -> str:
+    """How far a table shows a stage, for people."""
+    return f"up to batch {next_batch - 1}" if next_batch else "not at all"
+
+
+def foreign_table(table: str, place: SinkPlace, way_out: str) -> ForeignTable:
+    """What is said of a table that another root has claimed. `way_out` is for when that root is gone for good."""
+    return ForeignTable(
+        f"{table} belongs to another root of pipeline {place.pipeline!r}, for its sink {place.stage!r}; of two that "
+        f"write to it each would delete what the other has staged. What to do: run the pipeline on that root, or give "
+        f"the sink a new table. If that root is gone for good and the table holds nothing of it: {way_out}"
+    )
 
 
 def generation_folder(staging: Path, generation: int) -> Path:

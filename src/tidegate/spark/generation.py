@@ -23,9 +23,11 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     Fenced,
+    ForeignTable,
     SinkFailed,
     StoreUnavailable,
     Superseded,
+    TablePutBack,
     TidegateError,
 )
 from tidegate.protocol.backpressure import BacklogBound
@@ -57,6 +59,7 @@ from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.stage import RunningStage, StagePlace
 from tidegate.spark.steps import Step, reached
+from tidegate.spark.tables import what_would_fit
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
 from tidegate.storage.paths import RootPaths
@@ -430,8 +433,11 @@ class Generation:
 
     def _on_commit_ended(self, name: str, permit: CommitPermit, future: Future[CommitAnswer]) -> None:
         error = future.exception()
-        if isinstance(error, Fenced):
+        if isinstance(error, Fenced | ForeignTable):
             raise error
+        if isinstance(error, TablePutBack):
+            would_fit = what_would_fit(name, error.epoch, error.next_batch, self._log, self._store)
+            raise TablePutBack(f"{error}; {would_fit}", error.epoch, error.next_batch)
         if error is not None:
             is_ours = isinstance(error, TidegateError)
             why = str(error) if is_ours else f"{type(error).__name__}: {error}"

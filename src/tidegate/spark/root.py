@@ -29,7 +29,7 @@ from tidegate.protocol.recovery import (
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.generation import Opened
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.inspection import examine, owner_record, read_owner
+from tidegate.storage.inspection import RootOwner, examine, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
@@ -43,20 +43,23 @@ class Root:
         self.pipeline = pipeline
         self.store = Store(folder)
         self.decisions = StoredDecisions(self.store)
-        self._claim_root()
+        self.id = self._claim_root(uuid.uuid4().hex)
 
-    def _claim_root(self) -> None:
+    def _claim_root(self, root_id: str) -> str:
+        """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
         owner = read_owner(self.store, self.paths.root)
         if owner is None:
             if self.store.list(RootPaths.DECISIONS):
                 raise ForeignRoot(f"{self.paths.root} has a decision log but no {RootPaths.PIPELINE}: it is damaged")
-            self.store.create(RootPaths.PIPELINE, owner_record(self.pipeline))
-            return
-        if owner != self.pipeline:
+            self.store.create(RootPaths.PIPELINE, owner_record(RootOwner(self.pipeline, root_id)))
+            # Another run may have been first.
+            owner = read_owner(self.store, self.paths.root) or RootOwner(self.pipeline, root_id)
+        if owner.pipeline != self.pipeline:
             raise ForeignRoot(
-                f"{self.paths.root} belongs to pipeline {owner!r}, not to {self.pipeline!r}; give this one a "
+                f"{self.paths.root} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this one a "
                 f"root of its own"
             )
+        return owner.root_id
 
     @property
     def is_unused(self) -> bool:
@@ -121,7 +124,9 @@ class Root:
     ) -> Opened | None:
         """Claim the next generation. None if a checkpoint was completed meanwhile: recover again."""
         claimant = claimant or uuid.uuid4().hex
-        self._claim_root()  # a run that failed beside this one may have removed the root that it had made
+        # A run that failed beside this one may have removed the root that it had made.
+        if self._claim_root(self.id) != self.id:
+            raise ForeignRoot(f"{self.paths.root} was removed and made anew by another run; start this one again")
         proposed = log.opening(claimant, None if base is None else base.checkpoint_id)
         answer, log = self.decisions.claim(proposed)
         if answer is ClaimAnswer.RECONSIDER:

@@ -31,12 +31,14 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     Fenced,
+    ForeignTable,
     InvalidConfig,
     RecoveryRefused,
     SinkFailed,
     StageFailed,
     StoreUnavailable,
     Superseded,
+    TablePutBack,
 )
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
@@ -56,6 +58,7 @@ from tidegate.spark.session import StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
+from tidegate.spark.tables import check_not_put_back
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
@@ -269,7 +272,7 @@ class _Run:
                 self._drive(generation)
                 return
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable) as error:
-                if isinstance(error, Fenced) or (generation is None and not failures):
+                if isinstance(error, Fenced | ForeignTable | TablePutBack) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
                 self._check_not_superseded()
                 if generation is not None and generation.has_advanced:
@@ -303,6 +306,7 @@ class _Run:
                 each.name,
                 self._root.paths.absolute(self._root.paths.sink(each.name)),
                 self._session,
+                self._root.id,
             )
             for each in self._definitions
             if each.sink is not None
@@ -316,7 +320,7 @@ class _Run:
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
             log, base = self._root.recovered(sinks, shape)
-            tables = self._check_tables(sinks, built, base)
+            tables = self._check_tables(sinks, built, base, log)
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
                     sink.prepare_table(place, built[name].schema)
@@ -325,6 +329,8 @@ class _Run:
             if opened is not None:
                 break
         reached(Step.GENERATION_OPENED)
+        for sink, place in sinks.values():  # now that the root stays, and before anything is staged
+            sink.claim(place)
         generation = Generation(
             self._definitions,
             opened,
@@ -345,10 +351,14 @@ class _Run:
         return generation
 
     def _check_tables(
-        self, sinks: dict[str, tuple[Sink, SinkPlace]], built: dict[str, queries.Built], base: Manifest | None
+        self,
+        sinks: dict[str, tuple[Sink, SinkPlace]],
+        built: dict[str, queries.Built],
+        base: Manifest | None,
+        log: DecisionLog,
     ) -> dict[str, TableAddress]:
-        """Whether the tables can take what the stages write, and are those that the checkpoint goes with: these are
-        returned."""
+        """Whether the tables can take what the stages write, and are those that the checkpoint goes with, as it goes on
+        from them: these are returned."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
         for name, (sink, place) in sinks.items():
@@ -363,7 +373,9 @@ class _Run:
                 )
             then = base.shape[name].table
             now = tables[name] = address_of(sink)
-            if then is None or not _is_another(then, now) or sink.facts(place).committed_epoch:
+            facts = sink.facts(place)
+            if then is None or not _is_another(then, now) or facts.committed_epoch:
+                check_not_put_back(sink.describe(), name, facts, base, log, self._root.store)
                 continue
             if (then.kind, then.address) != (now.kind, now.address):
                 raise RecoveryRefused(

@@ -180,6 +180,7 @@ class RunningStage:
         self._parts: dict[int, _Part] = {}
         self._staged: list[Staged] = []
         self._staged_rows: dict[int, int] = {}
+        self._shown_through = -1
         self._written_segments: deque[Segment] = deque()
         self._unreclaimed: list[str] = []
         self._trimmed_at = self.batch
@@ -192,6 +193,7 @@ class RunningStage:
             # What the table does not show yet is sealed again, until the table says that it does.
             restored = decode_committable(start.committable)
             self._staged = [*restored.files, *restored.batches]
+            self._shown_through = restored.shown_through
 
     def open_gates(self, sources: Sequence[StageSource]) -> None:
         """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
@@ -504,7 +506,7 @@ class RunningStage:
             return None
         files = tuple(each for each in self._staged if isinstance(each, StagedFile))
         batches = tuple(each for each in self._staged if isinstance(each, StagedBatch))
-        return Committable(self.batch, files, batches).encode()
+        return Committable(self.batch, files, batches, self._shown_through).encode()
 
     def on_aborted(self, barrier: Barrier) -> None:
         if self.definition.inputs:
@@ -523,6 +525,7 @@ class RunningStage:
         self._table.on_backlog(len(self._unshown), self._unshown_bytes)
         done = [each for each in self._staged if each.batch <= through_batch]
         self._staged = [each for each in self._staged if each.batch > through_batch]
+        self._shown_through = max([self._shown_through, *(each.batch for each in done if each.rows)])
         return [Path(each.path) for each in done if isinstance(each, StagedFile)]
 
     def _execute(self, actions: Iterable[Action]) -> None:

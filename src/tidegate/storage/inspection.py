@@ -8,6 +8,7 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -22,24 +23,28 @@ from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
 
 
-class _Owner(msgspec.Struct, forbid_unknown_fields=True):
+class RootOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The pipeline whose root it is, and the id by which tables tell this root from others of the pipeline."""
+
     pipeline: str
+    root_id: str
 
 
-def owner_record(pipeline: str) -> bytes:
-    """What says that a root is this pipeline's."""
-    return msgspec.json.encode(_Owner(pipeline))
+def owner_record(owner: RootOwner) -> bytes:
+    return msgspec.json.encode(owner)
 
 
-def read_owner(store: Store, root: Path) -> str | None:
-    """The pipeline whose root this is; None if it is nobody's."""
+def read_owner(store: Store, root: Path) -> RootOwner | None:
+    """Whose root this is; None if it is nobody's."""
     data = store.get(RootPaths.PIPELINE)
     if data is None:
         return None
     try:
-        return msgspec.json.decode(data, type=_Owner).pipeline
+        return msgspec.json.decode(data, type=RootOwner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ForeignRoot(f"{root / RootPaths.PIPELINE} cannot be read: {error}") from error
+        raise ForeignRoot(
+            f"{root / RootPaths.PIPELINE} cannot be read, it is damaged or of another version of Tidegate: {error}"
+        ) from error
 
 
 class CheckedFile(msgspec.Struct, frozen=True):
@@ -89,6 +94,15 @@ def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
     return decode_manifest(data, record.manifest_sha256, record.manifest)
 
 
+def retained_manifests(store: Store, log: DecisionLog) -> Iterator[Manifest]:
+    """Of the checkpoints that the log retains, newest first, as far as they can be read."""
+    for checkpoint_id in sorted(log.retained, reverse=True):
+        record = log.completed(checkpoint_id)
+        if record is not None:
+            with suppress(DamagedCheckpoint):
+                yield read_manifest(store, record)
+
+
 def examine(store: Store, paths: RootPaths, log: DecisionLog, checkpoint_id: int) -> Manifest:
     """Read a checkpoint's manifest, and check every file that it refers to. The first damage is raised."""
     record = log.completed(checkpoint_id)
@@ -114,13 +128,13 @@ class InspectedRoot:
         if not is_there:
             raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
         self._store = Store(folder)
-        pipeline = read_owner(self._store, folder)
-        if pipeline is None:
+        owner = read_owner(self._store, folder)
+        if owner is None:
             raise NoRoot(
                 f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; --root is the folder "
                 f"that was given to `tidegate run`"
             )
-        self.pipeline = pipeline
+        self.pipeline = owner.pipeline
         self._decisions = StoredDecisions(self._store)
 
     def log(self) -> DecisionLog:

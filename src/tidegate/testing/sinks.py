@@ -1,7 +1,7 @@
 """The tests that a sink must pass, whoever wrote it.
 
-Subclass `SinkConformance` in a pytest file, under a name that starts with `Test`, and say how to make the sink and how
-to read what its table shows:
+Subclass `SinkConformance` in a pytest file, under a name that starts with `Test`, and say how to make the sink, how to
+read what its table shows, and how to put it back to an older state:
 
     class TestMyTable(SinkConformance):
         def make_sink(self, name):
@@ -9,6 +9,10 @@ to read what its table shows:
 
         def shown(self, name):
             return Counter(query(f"select id, value from {name}"))
+
+        def keep(self, name):
+            backup = dump(name)
+            return lambda: restore(backup)
 
 Each test uses tables of its own names. `make_sink` with the same name gives another handle on the same table, as
 another process would have it.
@@ -18,6 +22,7 @@ from __future__ import annotations
 
 import importlib
 import tempfile
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidegate.errors import Fenced, SinkFailed, TidegateError
+from tidegate.errors import Fenced, ForeignTable, SinkFailed, TablePutBack, TidegateError
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
@@ -88,6 +93,7 @@ class SinkRun:
         self.generation = generation
         self.batch = next_batch - 1
         self.staged: list[Staged] = [] if restored is None else [*restored.files, *restored.batches]
+        self.shown_through = -1 if restored is None else restored.shown_through
         if isinstance(sink, RowSink):
             sink.open_staging(place, generation, columns())
 
@@ -110,10 +116,24 @@ class SinkRun:
         """What a checkpoint's manifest holds, after it was written and read."""
         files = tuple(each for each in self.staged if isinstance(each, StagedFile))
         batches = tuple(each for each in self.staged if isinstance(each, StagedBatch))
-        return decode_committable(Committable(self.batch, files, batches).encode())
+        return decode_committable(Committable(self.batch, files, batches, self.shown_through).encode())
 
     def commit(self, epoch: int, sealed: Committable | None = None) -> CommitAnswer:
         return self.sink.commit(self.place, permit(epoch, self.generation), sealed or self.sealed())
+
+    def on_visible(self, sealed: Committable) -> None:
+        """What the table is known to show is sealed no more."""
+        done = [each for each in self.staged if each.batch <= sealed.through_batch]
+        self.staged = [each for each in self.staged if each.batch > sealed.through_batch]
+        self.shown_through = max([self.shown_through, *(each.batch for each in done if each.rows)])
+
+    def show(self, epoch: int, rows: Sequence[Row]) -> Committable:
+        """A batch, its checkpoint and its commit."""
+        self.stage(rows)
+        sealed = self.sealed()
+        assert self.commit(epoch, sealed) is CommitAnswer.COMMITTED
+        self.on_visible(sealed)
+        return sealed
 
 
 def _write_file(folder: Path, batch: int, rows: Sequence[Row]) -> StagedFile:
@@ -135,7 +155,7 @@ class SinkConformance:
     shares_table: ClassVar[bool] = True
     """Whether two stages may write to one table."""
     creates_table: ClassVar[bool] = True
-    """Whether there is a table that `prepare_table` has to create."""
+    """Whether there is a table that `prepare_table` has to create. Else all that is remembered lies in the root."""
 
     # -- to be given ------------------------------------------------------------------------------
 
@@ -147,22 +167,27 @@ class SinkConformance:
         """What a reader of the table sees."""
         raise NotImplementedError
 
+    def keep(self, name: str) -> Callable[[], object]:
+        """Back the table up as it is, with what it remembers of its commits. The call that is returned restores it."""
+        raise NotImplementedError
+
     def session(self) -> SparkSession | None:
         """A Spark session, where the sink needs one."""
         return None
 
     # -- helpers ----------------------------------------------------------------------------------
 
-    def place(self, name: str, stage: str = "orders") -> SinkPlace:
+    def place(self, name: str, stage: str = "orders", root: str = "root") -> SinkPlace:
         if not hasattr(self, "_folder"):
             self._folder = tempfile.TemporaryDirectory(prefix="tidegate-conformance-")
-        return SinkPlace("conformance", stage, Path(self._folder.name) / name / stage, self.session())
+        return SinkPlace("conformance", stage, Path(self._folder.name) / root / name / stage, self.session(), root)
 
-    def start(self, name: str, generation: int = 1, stage: str = "orders") -> SinkRun:
+    def start(self, name: str, generation: int = 1, stage: str = "orders", root: str = "root") -> SinkRun:
         """The first run on a table."""
-        sink, place = self.make_sink(name), self.place(name, stage)
+        sink, place = self.make_sink(name), self.place(name, stage, root)
         self.check(sink, place)
         sink.prepare_table(place, columns())
+        sink.claim(place)
         return SinkRun(sink, place, generation)
 
     def check(self, sink: Sink, place: SinkPlace) -> bool:
@@ -210,7 +235,9 @@ class SinkConformance:
         run.stage([(3, "c")])
         assert run.commit(5) is CommitAnswer.COMMITTED
         assert self.shown("committed") == Counter([(1, "a"), (2, "b"), (3, "c")])
-        assert self.make_sink("committed").facts(run.place).committed_epoch == 5
+        facts = self.make_sink("committed").facts(run.place)
+        assert facts.committed_epoch == 5
+        assert facts.next_batch == 2, "the record tells the batch after the last that is shown"
 
     def test_a_repeated_commit_changes_nothing(self) -> None:
         run = self.start("repeated")
@@ -257,6 +284,113 @@ class SinkConformance:
         run.stage([(1, "a")])
         assert run.commit(3) is CommitAnswer.COMMITTED
         assert self.shown("empty") == Counter([(1, "a")])
+
+    def test_a_table_that_was_put_back_is_refused_whether_there_are_rows_to_show_or_not(self) -> None:
+        run = self.start("back")
+        run.show(1, [(1, "a")])
+        put_back = self.keep("back")
+        run.show(2, [(2, "b")])
+        for epoch in (3, 4):
+            run.show(epoch, [])  # nothing that the table need take notice of, and no reason to refuse it
+        put_back()
+        shown, facts = self.shown("back"), run.sink.facts(run.place)
+        assert (facts.committed_epoch, facts.next_batch) == (1, 1), "keep() did not bring the older state back"
+        after = self.restart("back", 2, run.sealed())
+        for rows in ([], [(3, "c")]):
+            for each in (run, after):
+                each.stage(rows)
+                refused = False
+                try:
+                    each.commit(5)
+                except TablePutBack as error:
+                    refused = (error.epoch, error.next_batch) == (1, 1)
+                assert refused, "a table without the rows of an epoch that it had shown was taken for whole"
+        assert self.shown("back") == shown
+        assert run.sink.facts(run.place) == facts
+
+    def test_a_table_that_lost_a_commit_which_is_still_sealed_shows_it_or_says_that_the_rows_are_gone(self) -> None:
+        run = self.start("retold")
+        run.show(1, [(1, "a")])
+        run.stage([(2, "b")])
+        put_back = self.keep("retold")
+        sealed = run.sealed()
+        run.commit(2, sealed)
+        after = self.restart("retold", 2, sealed)
+        put_back()
+        try:
+            assert after.commit(2, sealed) is CommitAnswer.COMMITTED
+        except SinkFailed:  # what was staged lies where the older state did not come with it
+            assert self.shown("retold") == Counter([(1, "a")])
+        else:
+            expected, shown = Counter([(1, "a"), (2, "b")]), self.shown("retold")
+            assert shown == expected if run.sink.is_exactly_once else set(shown) == set(expected)
+
+    def test_rows_that_were_staged_and_are_gone_are_not_taken_for_nothing(self) -> None:
+        run = self.start("gone")
+        run.show(1, [(1, "a")])
+        run.stage([(2, "b")])
+        run.sink.forget_staged(run.place, 2)
+        refused = False
+        try:
+            run.commit(2)
+        except SinkFailed:
+            refused = True
+        assert refused, "rows that are gone were taken for committed"
+        assert self.shown("gone") == Counter([(1, "a")])
+
+    def test_a_table_belongs_to_the_root_that_claimed_it(self) -> None:
+        if not self.creates_table:
+            return
+        run = self.start("owned")
+        run.sink.claim(run.place)  # may come again, at every start
+        run.stage([(1, "a")])
+        sink, place = self.make_sink("owned"), self.place("owned", root="another")
+        for call in (
+            partial(self.check, sink, place),
+            partial(sink.claim, place),
+            partial(sink.fence, place, 7),
+            partial(sink.commit, place, permit(7), Committable(0)),
+        ):
+            refused = False
+            try:
+                call()
+            except ForeignTable:
+                refused = True
+            assert refused, f"{call.func.__name__} took another root's table"
+        run.commit(1)
+        assert self.shown("owned") == Counter([(1, "a")])
+        if self.shares_table:
+            other = self.start("owned", stage="returns", root="another")
+            other.show(1, [(2, "b")])
+            assert self.shown("owned") == Counter([(1, "a"), (2, "b")])
+
+    def test_of_two_roots_that_claim_a_table_at_once_one_wins(self) -> None:
+        if not self.creates_table:
+            return
+        roots = ("one", "another", "third")
+        self.make_sink("contested").prepare_table(self.place("contested"), columns())
+        meet = threading.Barrier(len(roots))
+
+        def claim(root: str) -> bool:
+            sink, place = self.make_sink("contested"), self.place("contested", root=root)
+            self.check(sink, place)
+            meet.wait(60)
+            try:
+                sink.claim(place)
+            except ForeignTable:
+                return False
+            return True
+
+        with ThreadPoolExecutor(len(roots)) as threads:
+            won = dict(zip(roots, threads.map(claim, roots), strict=True))
+        assert sum(won.values()) == 1
+        for root, has_won in won.items():
+            try:
+                self.make_sink("contested").claim(self.place("contested", root=root))
+            except ForeignTable:
+                assert not has_won
+            else:
+                assert has_won
 
     def test_a_batch_that_is_staged_again_replaces_what_it_staged_before(self) -> None:
         if not isinstance(self.make_sink("again"), RowSink):
@@ -409,6 +543,7 @@ class _Crashing:
             sealed = run.sealed()
             call(partial(self._decided.append, (epoch, sealed)))
             call(partial(run.commit, epoch, sealed))
+            run.on_visible(sealed)
             call(partial(run.sink.forget_staged, run.place, run.generation))
 
 
