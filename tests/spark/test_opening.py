@@ -17,7 +17,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
 from tests.spark.played import CountingTable, PlayedPipeline
-from tidegate.errors import RecoveryRefused, StageFailed, Superseded
+from tidegate.errors import ForeignRoot, ForeignTable, RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Sink, SinkPlace
@@ -160,6 +160,53 @@ def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monk
     with pytest.raises(StageFailed):
         pipeline_of(tmp_path).run(tmp_path / "root", restart_pause="1h")
     assert not told.is_alive(), "it was told in the pause"
+
+
+@pytest.mark.parametrize("when", ["before it checks the table", "between its check and its claim"])
+def test_of_two_roots_that_start_at_once_one_is_refused_before_it_stages_anything(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = CountingTable(tmp_path / "lake" / "table")
+    winner = SinkPlace("flat", "table", tmp_path / "winner", root="winner")
+    staged = table.staging_folder(winner, 1) / "part-0.parquet"
+    real_open = Root.open
+
+    def win() -> None:
+        table.prepare_table(winner, SCHEMA)
+        table.claim(winner)
+        staged.parent.mkdir(parents=True)
+        staged.touch()
+
+    def open_late(root: Root, *arguments: Any) -> Any:
+        win()
+        return real_open(root, *arguments)
+
+    if when == "before it checks the table":
+        win()
+    else:
+        monkeypatch.setattr(Root, "open", open_late)
+    monkeypatch.setattr(run._Run, "_start", lambda *_: pytest.fail("it goes on"))
+    with pytest.raises(ForeignTable, match="belongs to another root of pipeline 'flat', for its sink 'table'"):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert staged.exists()
+    assert (tmp_path / "root").exists() == (when != "before it checks the table"), "one without a log is removed"
+
+
+def test_a_root_keeps_its_id_also_when_a_run_that_failed_has_removed_it_meanwhile(tmp_path: Path) -> None:
+    root = Root(tmp_path / "root", "flat")
+    assert Root(tmp_path / "root", "flat").id == root.id
+    assert Root(tmp_path / "another", "flat").id != root.id
+    (tmp_path / "root" / "pipeline.json").unlink()
+    assert root.open(DecisionLog(), None, {}) is not None
+    assert Root(tmp_path / "root", "flat").id == root.id
+
+
+def test_a_root_that_was_made_anew_meanwhile_is_not_opened(tmp_path: Path) -> None:
+    root = Root(tmp_path / "root", "flat")
+    (tmp_path / "root" / "pipeline.json").unlink()
+    assert Root(tmp_path / "root", "flat").id != root.id
+    with pytest.raises(ForeignRoot, match="made anew by another run"):
+        root.open(DecisionLog(), None, {})
 
 
 @pytest.mark.parametrize(
