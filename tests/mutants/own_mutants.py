@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from tests.mutants import played_properties, properties, scenarios
+from tests.mutants import played_properties, properties, scenarios, table_properties
 from tests.mutants.mutation import Edit, Mutant, Section, Simulated, Switch, rewrite
 from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import Aligner
@@ -14,6 +14,8 @@ from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
+from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.staging import refuse_put_back
 from tidegate.spark.generation import Generation
 from tidegate.spark.pausing import PausableSource
 from tidegate.spark.stage import RunningStage
@@ -347,5 +349,77 @@ OWN_DEFECTS: Final = (
             ),
         ),
         played_properties.an_interrupted_batch_is_left_behind_by_a_pause,
+    ),
+    # -- tables
+    Mutant(
+        "what_a_table_shows_is_not_remembered",
+        Section.OWN,
+        "a checkpoint without rows goes on from any state of a table: one that was put back keeps a hole",
+        rewrite(Edit(RunningStage.on_visible, "self._shown_through = max([", "max([")),
+        played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
+    ),
+    Mutant(
+        "a_restored_run_forgets_what_a_table_shows",
+        Section.OWN,
+        "after a restart a checkpoint without rows goes on from any state of a table",
+        rewrite(Edit(RunningStage.__init__, "self._shown_through = restored.shown_through", "pass")),
+        played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
+    ),
+    Mutant(
+        "a_checkpoint_counts_its_own_rows_as_shown",
+        Section.OWN,
+        "a checkpoint whose rows are yet to be committed refuses the table that they are for",
+        rewrite(Edit(RunningStage.sealed, "self._shown_through)", "self.batch)")),
+        played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
+    ),
+    Mutant(
+        "a_table_that_was_put_back_is_taken_for_whole",
+        Section.OWN,
+        "a table that lacks the rows of its last epoch is committed to",
+        rewrite(
+            Edit(refuse_put_back, "next_batch <= committable.shown_through", "next_batch < committable.shown_through")
+        ),
+        table_properties.a_table_that_was_put_back_is_refused,
+    ),
+    Mutant(
+        "a_put_back_table_is_looked_for_only_where_there_are_rows",
+        Section.OWN,
+        "a checkpoint without rows passes for committed to a table that lacks an epoch",
+        rewrite(
+            Edit(
+                DeltaTable.commit,
+                "refuse_put_back(self.describe(), place, epoch, shown, committable)",
+                "if any(file.batch >= shown and file.rows for file in committable.files):\n"
+                "    refuse_put_back(self.describe(), place, epoch, shown, committable)",
+            )
+        ),
+        table_properties.a_table_that_was_put_back_is_refused,
+    ),
+    Mutant(
+        "a_claim_takes_the_place_of_another",
+        Section.OWN,
+        "a second root claims a table that has an owner",
+        rewrite(
+            Edit(DeltaTable.claim, "self._check_root(place, table)", "pass"),
+            Edit(DeltaTable.claim, '_record(table, place, "root") or ', ""),
+        ),
+        table_properties.a_table_is_of_one_root,
+    ),
+    Mutant(
+        "a_table_that_was_found_free_is_claimed_unseen",
+        Section.OWN,
+        "of two roots that claim a table at once both believe to have it",
+        rewrite(
+            Edit(DeltaTable.claim, '_record(table, place, "root") or self._transact', "self._transact"),
+            Edit(DeltaTable.claim, "self._check_root(place, table)", "pass"),
+        ),
+        table_properties.of_two_that_claim_a_table_one_wins,
+    ),
+    Mutant(
+        "a_table_is_owned_only_at_start",
+        Section.OWN,
+        "a run goes on committing to a table that another root has claimed since",
+        rewrite(Edit(DeltaTable.commit, "self._check_root(place, table)", "pass")),
+        table_properties.a_table_is_of_one_root,
     ),
 )

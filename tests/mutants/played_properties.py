@@ -117,3 +117,20 @@ def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
         assert (checkpoint / "commits" / str(number - 1)).is_file()
         assert [path.name for path in (output / METADATA).iterdir()] == [str(number - 1)]
         assert (rows.checkpoint, rows.output) == started[0]
+
+
+def a_checkpoint_goes_on_after_what_its_table_was_seen_to_show() -> None:
+    """Also one without rows, and one of a run that was restored."""
+    with tempfile.TemporaryDirectory() as folder:
+        with played(Path(folder) / "first") as pipeline:
+            pipeline.checkpoint()
+            assert pipeline.sealed().shown_through == -1
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+            assert pipeline.sealed().shown_through == -1, "its rows were not shown yet when it was sealed"
+            pipeline.checkpoint()
+            assert pipeline.sealed().shown_through == 0
+        with played(Path(folder) / "restored", after_batches=5) as pipeline:
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+            assert pipeline.sealed().shown_through == 4

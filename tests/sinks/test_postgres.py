@@ -26,7 +26,7 @@ from pyspark.sql.types import DateType, LongType, StringType, StructField, Struc
 import tidegate as tg
 from tests.postgres_server import PostgresServer
 from tests.spark.harness import oracle, run_to_end, stream, write_input
-from tidegate.errors import InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
+from tidegate.errors import ForeignTable, InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
 from tidegate.sinks.postgres import _copier, scrubbed
@@ -523,3 +523,40 @@ def test_a_table_is_known_also_where_the_server_does_not_tell_its_own_number(
     assert found is not None
     assert str(server.folder) in found
     assert SECRET not in found
+
+
+def test_a_record_that_was_made_before_tables_had_owners_gets_one(server: PostgresServer, tmp_path: Path) -> None:
+    sink, here = tg.PostgresTable("sales", server.dsn), place(tmp_path)
+    sink.prepare_table(here, columns())
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("ALTER TABLE tidegate_epochs DROP COLUMN root")
+        connection.execute(
+            "INSERT INTO tidegate_epochs (pipeline, sink, table_name, epoch, next_batch, fence)"
+            " VALUES ('shop', 'orders', 'sales', 4, 7, 2)"
+        )
+    assert sink.check_table(here, columns(), "append")
+    assert sink.facts(here) == SinkFacts(4, 2, 7)
+    sink.claim(here)
+    assert sink.facts(here) == SinkFacts(4, 2, 7)
+    with pytest.raises(ForeignTable):
+        sink.claim(SinkPlace("shop", "orders", tmp_path, root="another"))
+
+
+def test_a_record_that_has_outlived_its_root_and_table_is_removed_as_the_error_says(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    gone, here = SinkPlace("it's", "orders", tmp_path, root="gone"), SinkPlace("it's", "orders", tmp_path, root="here")
+    sink = tg.PostgresTable("sales", server.dsn)
+    sink.prepare_table(gone, columns())
+    sink.claim(gone)
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DROP TABLE sales")
+    with pytest.raises(ForeignTable) as refused:
+        sink.check_table(here, columns(), "append")
+    statement = str(refused.value).rpartition(": ")[2]
+    assert statement.startswith('DELETE FROM "public"."tidegate_epochs" WHERE')
+    with psycopg.connect(server.dsn) as connection:
+        assert connection.execute(statement.encode()).rowcount == 1
+    assert not sink.check_table(here, columns(), "append")
+    sink.prepare_table(here, columns())
+    sink.claim(here)

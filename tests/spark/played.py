@@ -18,7 +18,7 @@ import tidegate as tg
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode_committable
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
 from tidegate.spark.generation import Bounds, Generation, Opened
 from tidegate.spark.output import batch_folder
@@ -26,6 +26,7 @@ from tidegate.spark.pipeline import OutputMode
 from tidegate.spark.root import Root
 from tidegate.spark.run import address_of
 from tidegate.spark.stage import RunningStage
+from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, TableAddress, encode_manifest
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -179,6 +180,7 @@ class PlayedPipeline:
         """Open a generation on a checkpoint that was taken when each stage had run that many batches."""
         first = self.root.open(DecisionLog(), None, shape)
         assert first is not None
+        sealed = Committable(batches - 1, shown_through=batches - 1).encode()
         stages = {
             name: StageSnapshot(
                 cut=batches - 1,
@@ -188,7 +190,7 @@ class PlayedPipeline:
                 in_flight={},
                 source_positions=(),
                 watermark_ms=None,
-                committable=Committable(batches - 1).encode() if each.kind == "sink" else None,
+                committable=sealed if each.kind == "sink" else None,
                 barrier_ms=0,
                 alignment_ms=0,
                 snapshot_ms=0,
@@ -226,6 +228,13 @@ class PlayedPipeline:
         checkpoint_id = self.generation.trigger()
         self.poll_until(lambda: self.generation.is_settled)
         assert self.generation.completed(checkpoint_id)
+
+    def sealed(self) -> Committable:
+        """What the newest checkpoint has sealed for the table."""
+        manifest = next(retained_manifests(self.root.store, self.root.decisions.read()))
+        sealed = manifest.stages["table"].committable
+        assert sealed is not None
+        return decode_committable(sealed)
 
     def poll_until(self, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + 30

@@ -117,10 +117,10 @@ class PostgresTable:
         if reserved:
             raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
         with self._connected() as connection:
+            self._check_root(place, self._record(connection, place))  # it may have outlived the table
             found = self._columns(connection)
             if not found:
                 return False
-            self._check_root(place, self._record(connection, place))
             if found != wanted:
                 raise SinkFailed(
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "

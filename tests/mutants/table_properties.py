@@ -1,0 +1,60 @@
+"""What holds of tables, by the tests that every sink must pass, and not of a mutant. See `properties.py`."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import deltalake
+
+import tidegate as tg
+from tidegate.sinks.contract import Sink
+from tidegate.testing.sinks import Rows, SinkConformance, as_rows
+
+
+class _Tables(SinkConformance):
+    """Delta tables in a folder."""
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self._lake = Path(self._folder.name) / "lake"
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self._lake / name)
+
+    def shown(self, name: str) -> Rows:
+        return as_rows(deltalake.DeltaTable(self._lake / name).to_pyarrow_table().to_pylist())
+
+    def keep(self, name: str) -> Callable[[], object]:
+        backup = shutil.copytree(self._lake / name, self._lake / "backup")
+
+        def put_back() -> None:
+            shutil.rmtree(self._lake / name)
+            shutil.copytree(backup, self._lake / name)
+
+        return put_back
+
+
+@contextmanager
+def tables() -> Iterator[_Tables]:
+    suite = _Tables()
+    with suite._folder:
+        yield suite
+
+
+def a_table_that_was_put_back_is_refused() -> None:
+    with tables() as suite:
+        suite.test_a_table_that_was_put_back_is_refused_whether_there_are_rows_to_show_or_not()
+
+
+def a_table_is_of_one_root() -> None:
+    with tables() as suite:
+        suite.test_a_table_belongs_to_the_root_that_claimed_it()
+
+
+def of_two_that_claim_a_table_one_wins() -> None:
+    with tables() as suite:
+        suite.test_of_two_roots_that_claim_a_table_at_once_one_wins()
