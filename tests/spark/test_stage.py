@@ -96,6 +96,40 @@ def test_a_stage_that_spark_has_overrun_says_so(tmp_path: Path, polled: int) -> 
             pipeline.generation.check_queries()
 
 
+STOPPED = "failed: its query ended without an error and without being done"
+
+
+@pytest.mark.parametrize("name", ["rows", "middle", "table"])
+def test_a_query_that_ends_without_an_error_has_failed_its_stage(tmp_path: Path, name: str) -> None:
+    """Somebody has stopped it. Checkpoints would go on, and its input would never be read."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        stage = pipeline.generation.stages[name]
+        stage.query = waiting(is_active=False)
+        pipeline.generation.poll()
+        with pytest.raises(StageFailed, match=f"'{name}' {STOPPED}"):
+            pipeline.generation.check_queries()
+        assert not stage.ended
+
+
+def test_a_source_may_end_when_all_that_is_available_is_consumed_but_not_within_a_batch(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        source, spark = pipeline.generation.stages["rows"], pipeline.played["rows"]
+        source.may_end = True
+        source.query = waiting(is_active=False)
+        spark.run_batch()
+        pipeline.generation.check_queries()
+        assert not source.ended  # its last batch is not taken up yet
+        pipeline.generation.poll()
+        begun = spark.checkpoint / "offsets" / "1"
+        begun.touch()
+        with pytest.raises(StageFailed, match=f"'rows' {STOPPED}"):
+            pipeline.generation.check_queries()
+        begun.unlink()
+        pipeline.generation.check_queries()
+        assert source.ended
+
+
 def after_one_batch(pipeline: PlayedPipeline) -> tuple[RunningStage, Played]:
     """The stage in the middle, and its query, when they have done all there is to do."""
     pipeline.one_batch_each()

@@ -158,6 +158,11 @@ def is_committed(checkpoint: Path, batch: int) -> bool:
     return (checkpoint / "commits" / str(batch)).exists()
 
 
+def is_begun(checkpoint: Path, batch: int) -> bool:
+    """Whether Spark has begun a batch, or has ended it not long ago."""
+    return (checkpoint / "offsets" / str(batch)).exists()
+
+
 def is_overrun(checkpoint: Path, batch: int) -> bool:
     """Whether Spark has committed a batch so long ago that it has deleted the entry: it keeps those of the last 100."""
     try:

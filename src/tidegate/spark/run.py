@@ -411,11 +411,12 @@ class _Run:
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
             stage.open_gates(built[definition.name].sources)
+            stage.may_end = self._options.available_now and not definition.inputs
             start = queries.starting(
                 definition,
                 built[definition.name].frame,
                 stage.row_staging(built[definition.name].schema),
-                available_now=self._options.available_now and not definition.inputs,
+                available_now=stage.may_end,
             )
             starts[definition.name] = partial(start, checkpoint, output)
             if not definition.inputs:

@@ -41,6 +41,7 @@ from tidegate.spark.filelog import (
     StageSource,
     as_path,
     has_moved_watermark,
+    is_begun,
     is_committed,
     is_overrun,
     log_offset,
@@ -172,6 +173,8 @@ class RunningStage:
         self.source_positions = () if start is None else start.source_positions
         self.rows = 0
         self._now_ms = 0
+        self.may_end = False
+        """Whether its query ends by itself, as that of a source does with `available_now`."""
         self.ended = False
         self.query: StreamingQuery | None = None
         self._nudged_at: int | None = None
@@ -232,7 +235,7 @@ class RunningStage:
         self._finish_parts()
 
     def check_query(self) -> None:
-        """Raise if the query has failed, or has run away; notice if it has ended."""
+        """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""
         if self.query is None or self.ended:
             return
         if is_overrun(self.checkpoint, self._next_batch):
@@ -246,7 +249,13 @@ class RunningStage:
         error = self.query.exception()
         if error is not None:
             raise StageFailed(self.name, _short(str(error)))
-        self.ended = not is_committed(self.checkpoint, self._next_batch)
+        if is_committed(self.checkpoint, self._next_batch):
+            return  # to be taken up first
+        if not self.may_end or is_begun(self.checkpoint, self._next_batch):
+            raise StageFailed(
+                self.name, "its query ended without an error and without being done: something has stopped it"
+            )
+        self.ended = True
 
     @property
     def is_idle(self) -> bool:
