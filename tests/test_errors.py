@@ -28,6 +28,7 @@ from tidegate.errors import (
     RequestFailed,
     RootInUse,
     SinkFailed,
+    SparkLost,
     StageFailed,
     StoreUnavailable,
     Superseded,
@@ -50,6 +51,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     UnknownCheckpoint: TidegateError,
     CheckpointNotVisible: TidegateError,
     StageFailed: TidegateError,
+    SparkLost: TidegateError,
     CheckpointsFailed: TidegateError,
     SinkFailed: TidegateError,
     Fenced: SinkFailed,
@@ -103,6 +105,7 @@ def test_a_retry_helps_only_where_waiting_changes_something() -> None:
         RootInUse,
         RequestFailed,
         StageFailed,
+        SparkLost,
         CheckpointsFailed,
     }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import re
 import threading
 from pathlib import Path
 
@@ -12,7 +15,10 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
-from tidegate.errors import RecoveryRefused, StageFailed
+from tidegate.errors import RecoveryRefused, StageFailed, StoreUnavailable
+from tidegate.spark import generation
+from tidegate.spark.gate import Gate
+from tidegate.spark.output import remove_output
 from tidegate.spark.run import run_pipeline
 from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
@@ -97,6 +103,50 @@ def test_a_query_that_somebody_stops_is_a_stage_that_failed_and_is_restarted(
     told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
     assert len(told) == 1
     assert told[0].startswith("stage 'checked' failed: its query ended without an error")
+
+
+def test_files_that_cannot_be_used_are_failures_like_others(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(tmp_path / "in", 2, 50)
+    pipeline, root, table = failing(tmp_path), tmp_path / "root", tmp_path / "lake" / "table"
+    flush = Gate.flush
+
+    def flush_on_a_full_disk(gate: Gate) -> None:
+        if gate.lag:
+            monkeypatch.setattr(Gate, "flush", flush)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(gate.folder))
+        flush(gate)
+
+    def remove_from_a_broken_disk(path: Path) -> None:
+        monkeypatch.setattr(generation, "remove_output", remove_output)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Gate, "flush", flush_on_a_full_disk)
+    monkeypatch.setattr(generation, "remove_output", remove_from_a_broken_disk)
+    with caplog.at_level(logging.WARNING, "tidegate"):
+        run_to_end(pipeline, root, spark, restarts=2, restart_pause="10ms", view=at_most(120))
+    told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
+    assert len(told) == 2
+    assert re.match(r"stage '\w+' failed: \[Errno 28\] No space left on device: '.*/gates/\w+'; restarting", told[0])
+    assert re.match(r"what the run keeps in files cannot be used: \[Errno 5\] .*/table/_tidegate/.*restarting", told[1])
+    assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(100)}
+
+    # A real one, that is there when the run opens: told at once.
+    write_input(tmp_path / "in", 1, 50, first_file=2)
+    (table / "_tidegate").rename(tmp_path / "aside")
+    (table / "_tidegate").write_text("in the way", encoding="utf-8")
+    with pytest.raises(StoreUnavailable, match=r"Not a directory.*/table/_tidegate"):
+        run_to_end(pipeline, root, spark, restarts=2)
+    (table / "_tidegate").unlink()
+
+    def closed(_status: RunStatus) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with pytest.raises(BrokenPipeError):  # what cannot be shown is no failure of what the run keeps
+        run_to_end(pipeline, root, spark, restarts=2, view=closed)
+    run_to_end(pipeline, root, spark, view=at_most(120))
+    assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(150)}
 
 
 def newest_manifest(root: Path) -> Manifest:

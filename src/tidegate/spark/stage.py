@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.errors import DamagedCheckpoint, StageFailed, first_line
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -65,11 +66,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
 _BATCHES_IN_VAIN: Final = 3
 _NOTHING: Final = "nothing.parquet"
+_NO_CAUSE: Final = ("at ", "===", "Current", "Logical", "[STREAM_FAILED]", "An error occurred while calling")
 _WAITING: Final = "Waiting for data to arrive"
 
 
@@ -122,6 +126,19 @@ class _Part:
         self.committable = stage.sealed()
         self.captured: tuple[InFlight, ...] | None = None
         self.snapshot: Future[tuple[tuple[SnapshotFile, ...], int, int]] | None = None
+
+
+def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable[Concatenate[RunningStage, P], T]:
+    """What is wrong with the files of a query that runs is no damage to a checkpoint: a restart lays them anew."""
+
+    @wraps(act)
+    def acting(stage: RunningStage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return act(stage, *args, **kwargs)
+        except (DamagedCheckpoint, OSError) as error:
+            raise StageFailed(stage.name, first_line(error)) from error
+
+    return acting
 
 
 class RunningStage:
@@ -219,6 +236,7 @@ class RunningStage:
 
     # -- one round --------------------------------------------------------------------------------
 
+    @_fails_its_stage
     def poll(self, now_ms: int) -> None:
         """Look at what Spark has committed and what inputs hold."""
         self._now_ms = now_ms
@@ -234,21 +252,17 @@ class RunningStage:
                 gate.flush()
         self._finish_parts()
 
+    @_fails_its_stage
     def check_query(self) -> None:
         """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""
         if self.query is None or self.ended:
             return
-        if is_overrun(self.checkpoint, self._next_batch):
-            raise StageFailed(
-                self.name,
-                f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
-                f"for a while",
-            )
+        self._check_not_overrun()
         if self.query.isActive:
             return
         error = self.query.exception()
         if error is not None:
-            raise StageFailed(self.name, _short(str(error)))
+            raise StageFailed(self.name, cause_of(error))
         if is_committed(self.checkpoint, self._next_batch):
             return  # to be taken up first
         if not self.may_end or is_begun(self.checkpoint, self._next_batch):
@@ -256,6 +270,14 @@ class RunningStage:
                 self.name, "its query ended without an error and without being done: something has stopped it"
             )
         self.ended = True
+
+    def _check_not_overrun(self) -> None:
+        if is_overrun(self.checkpoint, self._next_batch):
+            raise StageFailed(
+                self.name,
+                f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
+                f"for a while",
+            )
 
     @property
     def is_idle(self) -> bool:
@@ -342,6 +364,8 @@ class RunningStage:
         gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
         """
         while is_committed(self.checkpoint, self._next_batch):
+            if not is_begun(self.checkpoint, self._next_batch):
+                self._check_not_overrun()
             offsets = read_offsets(self.checkpoint, self._next_batch)
             self._half_consumed.append(offsets)
             if self._consume(offsets.sources):
@@ -614,16 +638,17 @@ class RunningStage:
         )
 
 
-def _short(error: str) -> str:
+def cause_of(error: object) -> str:
     """The cause that Spark gives, without its page of JVM trace, or Python's."""
-    _, traced, inner = error.rpartition("Traceback (most recent call last):")
-    lines = [line.rstrip() for line in (inner if traced else error).splitlines() if line.strip()]
+    said = str(error)
+    _, traced, inner = said.rpartition("Traceback (most recent call last):")
+    lines = [line.rstrip() for line in (inner if traced else said).splitlines() if line.strip()]
     if traced:
         # The frames are indented; the first line that is not says what was raised.
         raised = next((line for line in lines if not line[0].isspace()), None)
         if raised is not None:
             return raised[:400]
     for line in lines:
-        if not line.strip().startswith(("at ", "===", "Current", "Logical", "[STREAM_FAILED]")):
-            return line.strip()[:400]
+        if not line.strip().startswith(_NO_CAUSE):
+            return line.strip().removeprefix(": ")[:400]
     return lines[0].strip()[:400] if lines else "unknown"
