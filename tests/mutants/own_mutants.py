@@ -14,6 +14,7 @@ from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
+from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.pausing import PausableSource
 from tidegate.spark.stage import RunningStage
@@ -347,5 +348,26 @@ OWN_DEFECTS: Final = (
             ),
         ),
         played_properties.an_interrupted_batch_is_left_behind_by_a_pause,
+    ),
+    # -- stages on Spark
+    Mutant(
+        "a_query_that_was_stopped_counts_as_done",
+        Section.OWN,
+        "checkpoints go on, though the input of a stage is never read again",
+        rewrite(Edit(RunningStage.check_query, "not self.may_end or", "")),
+        played_properties.a_query_that_was_stopped_has_failed_its_stage,
+    ),
+    Mutant(
+        "a_nudge_is_a_segment",
+        Section.OWN,
+        "a stage whose first input has delivered nothing can never be restored: segments are numbered from 1",
+        rewrite(
+            Edit(
+                Gate.nudge,
+                "[self._line(self._position, nothing)]",
+                "self._lines([Segment(self._position, 0, (nothing,))])",
+            )
+        ),
+        played_properties.an_input_that_has_delivered_nothing_can_be_nudged,
     ),
 )

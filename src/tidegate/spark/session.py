@@ -129,6 +129,10 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
             f"Spark could not be started: {first_line(error)} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its "
             f"own messages are in {log}"
         ) from error
+    except Exception as error:
+        if not is_of_the_connection(error):
+            raise
+        raise SparkLost(f"Spark's process died while it was starting; its own messages are in {log}") from error
     accumulators: Any = session.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
     return session
