@@ -29,6 +29,7 @@ from tidegate.errors import (
     RequestFailed,
     RootInUse,
     SinkFailed,
+    SparkLost,
     StageFailed,
     StoreUnavailable,
     Superseded,
@@ -52,6 +53,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     UnknownCheckpoint: TidegateError,
     CheckpointNotVisible: TidegateError,
     StageFailed: TidegateError,
+    SparkLost: TidegateError,
     CheckpointsFailed: TidegateError,
     SinkFailed: TidegateError,
     Fenced: SinkFailed,
@@ -107,6 +109,7 @@ def test_a_retry_helps_only_where_waiting_changes_something() -> None:
         RootInUse,
         RequestFailed,
         StageFailed,
+        SparkLost,
         CheckpointsFailed,
     }
 

@@ -13,6 +13,7 @@
      ├─ UnknownCheckpoint        the root retains no checkpoint of that id
      ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
+     ├─ SparkLost                Spark's process is gone
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
      │   ├─ Fenced                 the table was fenced by a newer generation
@@ -104,6 +105,12 @@ class StageFailed(TidegateError):
         super().__init__(f"stage {stage!r} failed: {cause}")
         self.stage = stage
         self.cause = cause
+
+
+class SparkLost(TidegateError):
+    """The JVM that Spark runs in is gone, or Spark was stopped in it."""
+
+    retry_helps = True
 
 
 class CheckpointsFailed(TidegateError):

@@ -58,6 +58,7 @@ def test_the_live_view_tells_that_a_run_is_stopping_before_there_is_a_table() ->
 
 def stopped_by_two_signals() -> None:
     with _stopping(None) as stop:
+        stop.is_starting = False
         signal.raise_signal(signal.SIGINT)
         assert stop.wanted
         signal.raise_signal(signal.SIGINT)

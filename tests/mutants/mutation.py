@@ -62,9 +62,9 @@ def rewrite(*edits: Edit) -> Switch:
     every module that has imported it."""
 
     def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-        for function in dict.fromkeys(edit.function for edit in edits):
+        for function in dict.fromkeys(inspect.unwrap(edit.function) for edit in edits):
             assert isinstance(function, FunctionType)
-            own = [edit for edit in edits if edit.function is function]
+            own = [edit for edit in edits if inspect.unwrap(edit.function) is function]
             monkeypatch.setattr(function, "__code__", _edited(function, own))
 
     return put_back

@@ -16,6 +16,7 @@ from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.pausing import PausableSource
 from tidegate.spark.stage import RunningStage
@@ -421,5 +422,26 @@ OWN_DEFECTS: Final = (
         "a run goes on committing to a table that another root has claimed since",
         rewrite(Edit(DeltaTable.commit, "self._check_root(place, table)", "pass")),
         table_properties.a_table_is_of_one_root,
+    ),
+    # -- stages on Spark
+    Mutant(
+        "a_query_that_was_stopped_counts_as_done",
+        Section.OWN,
+        "checkpoints go on, though the input of a stage is never read again",
+        rewrite(Edit(RunningStage.check_query, "not self.may_end or", "")),
+        played_properties.a_query_that_was_stopped_has_failed_its_stage,
+    ),
+    Mutant(
+        "a_nudge_is_a_segment",
+        Section.OWN,
+        "a stage whose first input has delivered nothing can never be restored: segments are numbered from 1",
+        rewrite(
+            Edit(
+                Gate.nudge,
+                "[self._line(self._position, nothing)]",
+                "self._lines([Segment(self._position, 0, (nothing,))])",
+            )
+        ),
+        played_properties.an_input_that_has_delivered_nothing_can_be_nudged,
     ),
 )

@@ -10,9 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
+from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
+from tidegate.protocol.messages import SegmentFile
 from tidegate.spark.filelog import METADATA, write_whole
+from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
 
 _BOUND = 4
@@ -134,3 +138,18 @@ def a_checkpoint_goes_on_after_what_its_table_was_seen_to_show() -> None:
             pipeline.one_batch_each()
             pipeline.checkpoint()
             assert pipeline.sealed().shown_through == 4
+
+
+def a_query_that_was_stopped_has_failed_its_stage() -> None:
+    with bounded() as pipeline:
+        query: Any = SimpleNamespace(isActive=False, exception=lambda: None, stop=lambda: None)
+        pipeline.generation.stages["middle"].query = query
+        refused(StageFailed, pipeline.generation.check_queries)
+
+
+def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder:
+        try:
+            Gate(Path(folder) / "gate", Path(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
+        except ValueError as error:
+            raise AssertionError("a stage that reads it can never be restored") from error

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import re
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,8 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tests.spark.harness import run_to_end, stream, table_rows, write_input
-from tidegate.errors import RecoveryRefused, StageFailed
+from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
+from tidegate.errors import RecoveryRefused, StageFailed, StoreUnavailable
+from tidegate.spark import generation
+from tidegate.spark.gate import Gate
+from tidegate.spark.output import remove_output
+from tidegate.spark.run import run_pipeline
+from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.store import Store
@@ -19,8 +28,8 @@ from tidegate.storage.store import Store
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def failing(tmp_path: Path, *, poisoned: bool = False) -> tg.Pipeline:
-    """A pipeline whose middle stage fails at one value, if it is poisoned."""
+def failing(tmp_path: Path, *, poisoned: bool = False, seen: list[SparkSession] | None = None) -> tg.Pipeline:
+    """A pipeline whose middle stage fails at one value, if it is poisoned. `seen` gets the session of that stage."""
     pipeline = tg.Pipeline("failing")
 
     @pipeline.source
@@ -28,7 +37,9 @@ def failing(tmp_path: Path, *, poisoned: bool = False) -> tg.Pipeline:
         return stream(spark, tmp_path / "in", files_per_batch=1)
 
     @pipeline.stage
-    def checked(rows: DataFrame) -> DataFrame:
+    def checked(spark: SparkSession, rows: DataFrame) -> DataFrame:
+        if seen is not None:
+            seen.append(spark)
         if not poisoned:
             return rows
         failed = F.raise_error(F.lit("value 120 is poisoned")).cast("long")
@@ -54,6 +65,88 @@ def test_a_stage_that_fails_is_restarted_and_then_reported_with_its_name_and_cau
     # Mended, it goes on from the last checkpoint.
     run_to_end(failing(tmp_path), tmp_path / "root", spark)
     assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == {(each, each): 1 for each in range(200)}
+
+
+def test_a_query_that_somebody_stops_is_a_stage_that_failed_and_is_restarted(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_input(tmp_path / "in", 2, 50)
+    sessions: list[SparkSession] = []
+    stop = threading.Event()
+    pipeline = failing(tmp_path, seen=sessions)
+    table = tmp_path / "lake" / "table"
+
+    def stop_a_query_once(status: RunStatus) -> None:
+        at_most_2_minutes(status)
+        found = table_rows(table, ["id", "value"]) if table.exists() else {}
+        if len(found) == 100 and status.generation == 1:
+            for query in sessions[0].streams.active:
+                if query.name == "checked":
+                    query.stop()
+        elif status.generation == 2 and not list((tmp_path / "in").glob("00002.json")):
+            write_input(tmp_path / "in", 1, 50, first_file=2)
+        elif len(found) == 150:
+            stop.set()
+
+    at_most_2_minutes = at_most(120)
+    with caplog.at_level(logging.WARNING, "tidegate"):
+        run_pipeline(
+            pipeline,
+            tmp_path / "root",
+            spark,
+            view=stop_a_query_once,
+            stop=stop,
+            checkpoint_interval="200ms",
+            restart_pause="10ms",
+        )
+    assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(150)}
+    told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
+    assert len(told) == 1
+    assert told[0].startswith("stage 'checked' failed: its query ended without an error")
+
+
+def test_files_that_cannot_be_used_are_failures_like_others(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_input(tmp_path / "in", 2, 50)
+    pipeline, root, table = failing(tmp_path), tmp_path / "root", tmp_path / "lake" / "table"
+    flush = Gate.flush
+
+    def flush_on_a_full_disk(gate: Gate) -> None:
+        if gate.lag:
+            monkeypatch.setattr(Gate, "flush", flush)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(gate.folder))
+        flush(gate)
+
+    def remove_from_a_broken_disk(path: Path) -> None:
+        monkeypatch.setattr(generation, "remove_output", remove_output)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    monkeypatch.setattr(Gate, "flush", flush_on_a_full_disk)
+    monkeypatch.setattr(generation, "remove_output", remove_from_a_broken_disk)
+    with caplog.at_level(logging.WARNING, "tidegate"):
+        run_to_end(pipeline, root, spark, restarts=2, restart_pause="10ms", view=at_most(120))
+    told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
+    assert len(told) == 2
+    assert re.match(r"stage '\w+' failed: \[Errno 28\] No space left on device: '.*/gates/\w+'; restarting", told[0])
+    assert re.match(r"what the run keeps in files cannot be used: \[Errno 5\] .*/table/_tidegate/.*restarting", told[1])
+    assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(100)}
+
+    # A real one, that is there when the run opens: told at once.
+    write_input(tmp_path / "in", 1, 50, first_file=2)
+    (table / "_tidegate").rename(tmp_path / "aside")
+    (table / "_tidegate").write_text("in the way", encoding="utf-8")
+    with pytest.raises(StoreUnavailable, match=r"Not a directory.*/table/_tidegate"):
+        run_to_end(pipeline, root, spark, restarts=2)
+    (table / "_tidegate").unlink()
+
+    def closed(_status: RunStatus) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+    with pytest.raises(BrokenPipeError):  # what cannot be shown is no failure of what the run keeps
+        run_to_end(pipeline, root, spark, restarts=2, view=closed)
+    run_to_end(pipeline, root, spark, view=at_most(120))
+    assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(150)}
 
 
 def newest_manifest(root: Path) -> Manifest:

@@ -24,6 +24,7 @@ from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries, run
 from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
+from tidegate.spark.session import RunSession
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 
@@ -89,6 +90,7 @@ def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "build", lambda *_: built)
     monkeypatch.setattr(run, "StageSessions", lambda _: None)
     monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(RunSession, "check", lambda *_: None)
     monkeypatch.setattr(run._Run, "_start", lambda *_: None)
 
 

@@ -12,7 +12,7 @@ from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.spark.output import batch_folder, written_files
-from tidegate.spark.stage import RunningStage, _short
+from tidegate.spark.stage import RunningStage, cause_of
 from tidegate.storage.inspection import examine
 
 
@@ -94,6 +94,73 @@ def test_a_stage_that_spark_has_overrun_says_so(tmp_path: Path, polled: int) -> 
         pipeline.generation.poll()
         with pytest.raises(StageFailed, match=f"'rows' failed: batch {polled} was committed and deleted"):
             pipeline.generation.check_queries()
+
+
+def test_a_stage_whose_batch_has_lost_its_offsets_was_overrun_too(tmp_path: Path) -> None:
+    """Spark deletes them before the entry that says that the batch is committed."""
+    with played(tmp_path) as pipeline:
+        for _ in range(100):
+            pipeline.played["rows"].run_batch()
+        (pipeline.played["rows"].checkpoint / "offsets" / "0").unlink()
+        with pytest.raises(StageFailed, match="'rows' failed: batch 0 was committed and deleted"):
+            pipeline.generation.poll()
+
+
+def test_what_is_wrong_with_the_files_of_a_query_fails_its_stage(tmp_path: Path) -> None:
+    """No checkpoint is damaged by it: a restart lays them anew."""
+    with played(tmp_path / "log") as pipeline:
+        pipeline.played["rows"].run_batch()
+        log = pipeline.played["rows"].output / "_spark_metadata" / "0"
+        log.unlink()
+        with pytest.raises(StageFailed, match=r"'rows' failed: Spark's sink log in .* lacks batch 0"):
+            pipeline.generation.poll()
+    with played(tmp_path / "folder") as pipeline:
+        pipeline.played["rows"].run_batch()
+        log = pipeline.played["rows"].output / "_spark_metadata" / "0"
+        log.unlink()
+        log.mkdir()
+        with pytest.raises(StageFailed, match=r"'rows' failed: .*Is a directory.*/output/_spark_metadata/0"):
+            pipeline.generation.poll()
+    with played(tmp_path / "rows") as pipeline:
+        written = pipeline.played["rows"].run_batch()
+        written.unlink()
+        written.write_bytes(b"torn")
+        with pytest.raises(StageFailed, match=r"'rows' failed: .*part-000000000.parquet is no whole Parquet file"):
+            pipeline.generation.poll()
+
+
+STOPPED = "failed: its query ended without an error and without being done"
+
+
+@pytest.mark.parametrize("name", ["rows", "middle", "table"])
+def test_a_query_that_ends_without_an_error_has_failed_its_stage(tmp_path: Path, name: str) -> None:
+    """Somebody has stopped it. Checkpoints would go on, and its input would never be read."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        stage = pipeline.generation.stages[name]
+        stage.query = waiting(is_active=False)
+        pipeline.generation.poll()
+        with pytest.raises(StageFailed, match=f"'{name}' {STOPPED}"):
+            pipeline.generation.check_queries()
+        assert not stage.ended
+
+
+def test_a_source_may_end_when_all_that_is_available_is_consumed_but_not_within_a_batch(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        source, spark = pipeline.generation.stages["rows"], pipeline.played["rows"]
+        source.may_end = True
+        source.query = waiting(is_active=False)
+        spark.run_batch()
+        pipeline.generation.check_queries()
+        assert not source.ended  # its last batch is not taken up yet
+        pipeline.generation.poll()
+        begun = spark.checkpoint / "offsets" / "1"
+        begun.touch()
+        with pytest.raises(StageFailed, match=f"'rows' {STOPPED}"):
+            pipeline.generation.check_queries()
+        begun.unlink()
+        pipeline.generation.check_queries()
+        assert source.ended
 
 
 def after_one_batch(pipeline: PlayedPipeline) -> tuple[RunningStage, Played]:
@@ -197,10 +264,14 @@ tidegate.errors.SinkFailed: orders: a string holds a NUL
             "[STREAM_FAILED] x\n=== Plan ===\n[DIVIDE_BY_ZERO] Division by zero.\n\tat a.b(C.scala:1)",
             "[DIVIDE_BY_ZERO] Di",
         ),
+        (
+            "An error occurred while calling o5.start.\n: java.io.IOException: full\n\tat a.b(C.scala:1)",
+            "java.io.IOExc",
+        ),
         ("", "unknown"),
     ],
-    ids=["in a worker", "in a callback", "in the JVM", "nothing"],
+    ids=["in a worker", "in a callback", "in the JVM", "at the start", "nothing"],
 )
 def test_the_cause_of_a_failure_is_told_in_one_line(said: str, cause: str) -> None:
-    assert _short(said).startswith(cause)
-    assert "\n" not in _short(said)
+    assert cause_of(said).startswith(cause)
+    assert "\n" not in cause_of(said)

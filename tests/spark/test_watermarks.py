@@ -62,6 +62,49 @@ def test_what_the_watermark_closed_before_a_crash_is_written_out_after_it(tmp_pa
     assert table_rows(tmp_path / "crashed" / "lake", ["start", "value"]) == expected
 
 
+def test_a_stage_whose_first_input_has_delivered_nothing_is_restored_and_writes_out_what_was_closed(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    """The nudge that makes Spark run the batch without data stands at the start of an input, before any segment."""
+    pipeline = tg.Pipeline("late")
+
+    @pipeline.source
+    def silent(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "silent")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", files_per_batch=100)
+
+    @pipeline.stage
+    def windows(silent: DataFrame, rows: DataFrame) -> DataFrame:
+        waited = F.udf(lambda value: __import__("time").sleep(0.01) or value, "long")
+        late = silent.union(rows).select("ts", waited("value").alias("value")).withWatermark("ts", "10 seconds")
+        return late.groupBy(F.window("ts", "10 seconds")).agg(F.sum("value").alias("value"))
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake"))
+    def table(windows: DataFrame) -> DataFrame:
+        return windows.select("window.start", "value")
+
+    root = tmp_path / "root"
+
+    def crash_behind_the_first_batch(_status: RunStatus) -> None:
+        retained = InspectedRoot(root).retained() if (root / "pipeline.json").exists() else []
+        if retained and (stage := InspectedRoot(root).manifest(retained[-1]).stages["windows"]).cut == 0:
+            assert stage.positions == {"silent": 0, "rows": 1}
+            raise Crash
+
+    (tmp_path / "silent").mkdir()
+    write_input(tmp_path / "in", 3, 40)
+    with pytest.raises(Crash):
+        run_to_end(pipeline, root, spark, checkpoint_interval="100ms", view=crash_behind_the_first_batch)
+    assert not table_rows(tmp_path / "lake", ["start"])
+    run_to_end(pipeline, root, spark, view=at_most(120))
+    # The last row is of 119 s, so the watermark closes all windows up to 100 s.
+    values = [sum(range(start, start + 10)) for start in range(0, 100, 10)]
+    assert table_rows(tmp_path / "lake", ["value"]) == Counter((value,) for value in values)
+
+
 def test_a_run_ends_when_all_is_consumed_though_timers_never_rest(tmp_path: Path, spark: SparkSession) -> None:
     """With timers in processing time a query runs batch after batch: it never waits for data."""
     pipeline = tg.Pipeline("timed")

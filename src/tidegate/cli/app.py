@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, graph, run, simulate, status, verify
+from tidegate.cli import checkpoints, demo, graph, interrupts, run, simulate, status, verify
 from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
 
@@ -41,11 +41,14 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     del version  # acted upon by its callback
+    if context.invoked_subcommand != "run":  # that has yet to import Spark, and to load the pipeline
+        interrupts.leave_to_python()
 
 
 def main() -> None:

@@ -93,6 +93,8 @@ def _ending(status: RunStatus | None) -> str:
     at = f"{as_time(status.updated_at)} UTC"
     if status.state == "finished":
         return f"the last run ended well at {at}, because {status.why}"
+    if status.state == "interrupted":
+        return f"the last run was interrupted at {at}: {status.why}"
     if status.state == "failed":
         return f"the last run failed at {at}: {status.why}"
     return f"the last run (process {status.pid} on {status.host}) was killed, or its machine went down, after {at}"

@@ -158,14 +158,22 @@ def is_committed(checkpoint: Path, batch: int) -> bool:
     return (checkpoint / "commits" / str(batch)).exists()
 
 
+def is_begun(checkpoint: Path, batch: int) -> bool:
+    """Whether Spark has begun a batch, or has ended it not long ago."""
+    return (checkpoint / "offsets" / str(batch)).exists()
+
+
 def is_overrun(checkpoint: Path, batch: int) -> bool:
-    """Whether Spark has committed a batch so long ago that it has deleted the entry: it keeps those of the last 100."""
+    """Whether Spark has committed a batch so long ago that it has deleted the entry: it keeps those of the last 100.
+
+    It deletes where the batch reads to first.
+    """
     try:
         names = [path.name for path in (checkpoint / "commits").iterdir()]
     except FileNotFoundError:
         return False
     is_behind = any(name.isdigit() and int(name) > batch for name in names)
-    return is_behind and not is_committed(checkpoint, batch)
+    return is_behind and not (is_committed(checkpoint, batch) and is_begun(checkpoint, batch))
 
 
 def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:

@@ -51,9 +51,10 @@ class Gate:
     def nudge(self, nothing: SegmentFile) -> None:
         """Give the reader a batch to run, though there is nothing new: a file without rows, where it stands.
 
-        It is not waited for. If it is gone from the log before the reader saw it, there was something else to see.
+        It is not waited for. If it is gone from the log before the reader saw it, there was something else to see. It
+        is no segment: where the input has delivered nothing yet, it stands before the first one.
         """
-        write_whole(self._log / str(self._next), self._lines([Segment(self._position, 0, (nothing,))]))
+        write_whole(self._log / str(self._next), [self._line(self._position, nothing)])
         self._next += 1
 
     def on_consumed(self, position: int) -> None:
@@ -84,18 +85,16 @@ class Gate:
             write_whole(self._log / str(number), self._lines(fresh))
 
     def _lines(self, segments: deque[Segment] | list[Segment]) -> list[str]:
-        return [
-            msgspec.json.encode(
-                SinkLogEntry(
-                    path=as_uri(self._root / file.path),
-                    size=file.size_bytes,
-                    is_dir=False,
-                    modification_time=segment.sequence,
-                    block_replication=1,
-                    block_size=_BLOCK_BYTES,
-                    action="add",
-                )
-            ).decode()
-            for segment in segments
-            for file in segment.files
-        ]
+        return [self._line(segment.sequence, file) for segment in segments for file in segment.files]
+
+    def _line(self, sequence: int, file: SegmentFile) -> str:
+        entry = SinkLogEntry(
+            path=as_uri(self._root / file.path),
+            size=file.size_bytes,
+            is_dir=False,
+            modification_time=sequence,
+            block_replication=1,
+            block_size=_BLOCK_BYTES,
+            action="add",
+        )
+        return msgspec.json.encode(entry).decode()

@@ -50,6 +50,7 @@ from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.protocol.retention import retained_after
+from tidegate.sinks import function
 from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
 from tidegate.spark import cleaning
 from tidegate.spark.beside import beside
@@ -57,6 +58,7 @@ from tidegate.spark.channel import Channel
 from tidegate.spark.output import remove_output
 from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.session import is_of_the_connection
 from tidegate.spark.stage import RunningStage, StagePlace
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import what_would_fit
@@ -443,7 +445,8 @@ class Generation:
             why = str(error) if is_ours else f"{type(error).__name__}: {error}"
             failures = self._commits.on_failed(name, why, self._now_ms)
             # Where a function of the user's own failed is seen in the trace alone.
-            trace = None if is_ours else error
+            is_users = self.sinks[name].table.kind in function.KINDS or not isinstance(error, OSError)
+            trace = None if is_ours or is_of_the_connection(error) or not is_users else error
             _log.warning(
                 "sink %s: commit of epoch %d failed (%d): %s", name, permit.epoch, failures, why, exc_info=trace
             )

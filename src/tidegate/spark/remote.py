@@ -90,6 +90,8 @@ class Remote:
     ) -> None:
         if error is None:
             last = self._observer.note("finished", self.ended_because)
+        elif isinstance(error, KeyboardInterrupt):
+            last = self._observer.note("interrupted", str(error) or "stopped while it was starting")
         else:
             last = self._observer.note("failed", str(error) or type(error).__name__)
         for names in (self._waiting, *self._begun.values()):
@@ -236,7 +238,7 @@ def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
 
 def has_spoken(status: RunStatus | None) -> TypeGuard[RunStatus]:
     """Whether a status is of the run that holds the root, and not of one that has ended before it."""
-    return status is not None and status.state not in ("finished", "failed")
+    return status is not None and status.state not in ("finished", "interrupted", "failed")
 
 
 def last_heard_of(paths: RootPaths, status: RunStatus | None) -> datetime:

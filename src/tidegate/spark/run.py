@@ -19,10 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import msgspec
 from pyspark import inheritable_thread_target
@@ -35,10 +35,12 @@ from tidegate.errors import (
     InvalidConfig,
     RecoveryRefused,
     SinkFailed,
+    SparkLost,
     StageFailed,
     StoreUnavailable,
     Superseded,
     TablePutBack,
+    first_line,
 )
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
@@ -54,8 +56,9 @@ from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root
-from tidegate.spark.session import StageSessions, check_settings, local_session
+from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
+from tidegate.spark.stage import cause_of
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import check_not_put_back
@@ -79,6 +82,8 @@ _LONGEST_PAUSE_S: Final = 60.0
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 View = Callable[[RunStatus], None]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -162,17 +167,17 @@ def run_pipeline(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
         )
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
-    with RootLock(folder / "lock", take_over=settings.take_over) as lock:
+    with _stopping(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
-            session = spark or local_session(pipeline.name, folder / "spark.log", settings.conf)
-            # After the session: PySpark takes Ctrl-C for itself when it starts one.
-            with _stopping(stop) as stopping:
-                run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
-                try:
-                    run.run()
-                    remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
-                finally:
+            session = RunSession(spark, lambda: local_session(pipeline.name, folder / "spark.log", settings.conf))
+            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
+            run.start_spark()
+            try:
+                run.run()
+                remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
+            finally:
+                with suppress(StoreUnavailable):
                     if not existed and root_of_run.is_unused:
                         shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
 
@@ -180,12 +185,14 @@ def run_pipeline(
 class _Stop:
     """Wanted by Ctrl-C or SIGTERM, of which a second one stops at once, or by the event of whoever runs the pipeline.
 
-    A signal does not set that event: it is not ours, and may be there for more than one run.
+    While Spark starts the first one does too: there is nothing yet that a last checkpoint could be taken of. A signal
+    does not set that event: it is not ours, and may be there for more than one run.
     """
 
     def __init__(self, given: threading.Event | None) -> None:
         self._signalled = threading.Event()
         self._given = given
+        self.is_starting = True
 
     @property
     def wanted(self) -> bool:
@@ -199,6 +206,8 @@ class _Stop:
         return self.wanted
 
     def __call__(self, number: int, _frame: object) -> None:
+        if self.is_starting:
+            raise KeyboardInterrupt("stopped while it was starting")
         if self._signalled.is_set():
             raise KeyboardInterrupt("stopped at once by a second signal")
         _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
@@ -237,13 +246,21 @@ def _with_tables(shape: dict[str, StageShape], tables: dict[str, TableAddress]) 
     return {**shape, **{name: msgspec.structs.replace(shape[name], table=table) for name, table in tables.items()}}
 
 
+class _NotShown(Exception):
+    """The view has failed with an error of the system's."""
+
+    def __init__(self, why: OSError) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
 class _Run:
     def __init__(
         self,
         pipeline: Pipeline,
         definitions: list[StageDefinition],
         root: Root,
-        session: SparkSession,
+        spark: RunSession,
         options: RunOptions,
         view: View | None,
         stop: _Stop,
@@ -252,7 +269,7 @@ class _Run:
         self._pipeline = pipeline
         self._definitions = definitions
         self._root = root
-        self._session = session
+        self._spark = spark
         self._options = options
         self._view = view
         self._stop = stop
@@ -261,20 +278,30 @@ class _Run:
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
 
+    def start_spark(self) -> SparkSession:
+        """Spark's session, which is started if it is not there or no longer."""
+        self._stop.is_starting = True
+        session = self._spark.started()
+        self._stop.is_starting = False
+        return session
+
     def run(self) -> None:
         failures = 0
         while True:
             generation: Generation | None = None
             try:
-                generation = self._open()
+                generation = self._told(self._open)
                 self._newest_generation = generation.generation
                 self._waited_at: dict[str, int] = {}
-                self._drive(generation)
+                self._told(self._drive, generation)
                 return
-            except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable) as error:
+            except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
                 if isinstance(error, Fenced | ForeignTable | TablePutBack) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
-                self._check_not_superseded()
+                if isinstance(error, SparkLost) and not self._spark.can_restart:
+                    raise
+                with suppress(StoreUnavailable):  # then it is asked again when it is opened
+                    self._check_not_superseded()
                 if generation is not None and generation.has_advanced:
                     failures = 0  # it has come further: this is another failure, not the same again
                 failures += 1
@@ -291,6 +318,20 @@ class _Run:
             if self._stop.wait(pause_s):
                 raise failure
 
+    def _told(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Do it. What fails beneath it, in files or in Spark's process, is told as a failure like others."""
+        try:
+            return act(*args, **kwargs)
+        except _NotShown as error:
+            raise error.why from None
+        except (Fenced, Superseded):
+            raise
+        except Exception as error:
+            self._spark.check(error)
+            if isinstance(error, OSError):
+                raise StoreUnavailable(f"what the run keeps in files cannot be used: {first_line(error)}") from error
+            raise
+
     def _check_not_superseded(self) -> DecisionLog:
         log = self._root.decisions.read()
         if self._newest_generation is not None and log.generation > self._newest_generation:
@@ -300,19 +341,20 @@ class _Run:
     # -- opening ----------------------------------------------------------------------------------
 
     def _open(self) -> Generation:
+        session = self.start_spark()
         places = {
             each.name: SinkPlace(
                 self._pipeline.name,
                 each.name,
                 self._root.paths.absolute(self._root.paths.sink(each.name)),
-                self._session,
+                session,
                 self._root.id,
             )
             for each in self._definitions
             if each.sink is not None
         }
         sinks = {each.name: (each.sink, places[each.name]) for each in self._definitions if each.sink is not None}
-        sessions = StageSessions(self._session)
+        sessions = StageSessions(session)
         while True:
             # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
             # is made there before, which is empty folders, stays there if it comes to nothing.
@@ -341,7 +383,7 @@ class _Run:
             self._options.bounds(),
         )
         try:
-            self._start(generation, built)
+            self._start(generation, built, session)
         except KeyboardInterrupt:
             generation.abandon()
             raise
@@ -414,7 +456,7 @@ class _Run:
             for each in self._definitions
         }
 
-    def _start(self, generation: Generation, built: dict[str, queries.Built]) -> None:
+    def _start(self, generation: Generation, built: dict[str, queries.Built], session: SparkSession) -> None:
         """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
         starts = {}
         for definition in self._definitions:
@@ -423,25 +465,27 @@ class _Run:
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
             stage.open_gates(built[definition.name].sources)
+            stage.may_end = self._options.available_now and not definition.inputs
             start = queries.starting(
                 definition,
                 built[definition.name].frame,
                 stage.row_staging(built[definition.name].schema),
-                available_now=self._options.available_now and not definition.inputs,
+                available_now=stage.may_end,
             )
             starts[definition.name] = partial(start, checkpoint, output)
             if not definition.inputs:
-                generation.may_pause(definition.name, inheritable_thread_target(self._session)(start))
+                generation.may_pause(definition.name, inheritable_thread_target(session)(start))
         with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
             started = {
-                name: threads.submit(inheritable_thread_target(self._session)(start))
+                name: threads.submit(inheritable_thread_target(session)(start))
                 for name, start in reversed(starts.items())
             }
         for name, query in started.items():
             if query.exception() is None:
                 generation.stages[name].query = query.result()
-        for query in started.values():
-            query.result()  # or its error, when all that were started can be stopped
+        for name, query in started.items():  # when all that were started can be stopped
+            if (error := query.exception()) is not None:
+                raise StageFailed(name, cause_of(error)) from error
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
@@ -496,7 +540,10 @@ class _Run:
     def _show(self, generation: Generation) -> None:
         status = self._remote.update(generation, is_stopping=self._stop.wanted)
         if self._view is not None:
-            self._view(status)
+            try:
+                self._view(status)
+            except OSError as error:  # of a pipe or a terminal that is gone, not of what the run keeps
+                raise _NotShown(error) from error
 
     def _last_checkpoint(self, generation: Generation) -> int | None:
         try:

@@ -2,21 +2,38 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
+import signal
+import socket
+import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from types import FrameType
+from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.sql.udtf import UserDefinedTableFunction
 
-from tidegate.errors import InvalidConfig, first_line
+from tidegate.errors import InvalidConfig, SparkLost, first_line
 from tidegate.sinks.sessions import derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
 
+# How long a JVM that was killed takes to be seen as gone.
+_DYING_S: Final = 5.0
+_LOOK_EVERY_S: Final = 0.05
+_ANSWERS_IN_S: Final = 2.0
+_py4j_errors: Any = importlib.import_module("py4j.protocol")  # it has no types
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 _STATE: Final = "spark.sql.streaming.stateStore"
 
@@ -88,6 +105,7 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
     existing = existing_session()
     if existing is not None:
         return existing
+    _let_py4j_log_as_itself()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -104,13 +122,27 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log):
-            return builder.getOrCreate()
+        with _stderr_to(log), _handlers_kept(), _ended_if_it_fails():
+            session = builder.getOrCreate()
     except PySparkException as error:
         raise InvalidConfig(
             f"Spark could not be started: {first_line(error)} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its "
             f"own messages are in {log}"
         ) from error
+    except Exception as error:
+        if not is_of_the_connection(error):
+            raise
+        raise SparkLost(f"Spark's process died while it was starting; its own messages are in {log}") from error
+    accumulators: Any = session.sparkContext._accumulatorServer
+    accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
+    return session
+
+
+def _let_py4j_log_as_itself() -> None:
+    """It logs a connection that breaks, with a trace, as if it were the program: that makes Python set up logging to
+    stderr for all of it. What is wrong is told anyway, by an exception."""
+    py4j: Any = importlib.import_module("py4j.java_gateway")
+    py4j.logging = py4j.logger
 
 
 @contextmanager
@@ -128,6 +160,178 @@ def _stderr_to(log: Path) -> Iterator[None]:
     finally:
         os.dup2(kept, 2)
         os.close(kept)
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """PySpark takes Ctrl-C for itself when it starts a session in the main thread. Whoever has it keeps it."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _ended_if_it_fails() -> Iterator[None]:
+    """A JVM whose start comes to nothing, by Ctrl-C too, is ended.
+
+    PySpark would leave it behind: it removes the folder in which the JVM is about to say where it listens, and a JVM
+    that cannot say so does not look any more whether this process lives. Nor does PySpark tell which process it is.
+    """
+    launching: Any = importlib.import_module("pyspark.java_gateway")
+    before = launching.Popen
+    launched: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            with _signals_later():  # or one would come between the start of the process and the note of it
+                super().__init__(*arguments, **options)
+                launched.append(self)
+
+    launching.Popen = Noted
+    try:
+        yield
+    except BaseException:
+        for process in launched:
+            process.kill()
+            process.wait()
+        if launched:
+            _forget_spark()
+        raise
+    finally:
+        launching.Popen = before
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Signals that would stop us come to their handlers at the end of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    noted: list[int] = []
+
+    def note(number: int, _frame: FrameType | None) -> None:
+        noted.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for each in noted:
+            signal.raise_signal(each)
+
+
+def _forget_spark() -> None:
+    """Make PySpark forget its JVM, of which nothing can be used any more, and end that. The next session starts anew.
+
+    A function of the user's that was made outside of stages remembers what stands for it in the JVM.
+    """
+    context, gateway = SparkContext._active_spark_context, SparkContext._gateway
+    process = _process_of(gateway)
+    if process is not None:
+        process.kill()
+        process.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it could not shut the JVM down
+        for stop in [each for each in (getattr(context, "stop", None), getattr(gateway, "shutdown", None)) if each]:
+            with suppress(Exception):
+                stop()
+    SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+    for each in gc.get_objects():
+        if isinstance(each, UserDefinedFunction):
+            each._judf_placeholder = None
+        elif isinstance(each, UserDefinedTableFunction):
+            each._judtf_placeholder = None
+
+
+def _process_of(gateway: Any) -> subprocess.Popen[bytes] | None:
+    """The JVM's, if this process has started it. What a gateway itself does not have, it would ask the JVM for."""
+    return None if gateway is None else vars(gateway).get("proc")
+
+
+class RunSession:
+    """The session that a run works on: the user's, or one of our own, which is started anew when its JVM is gone."""
+
+    def __init__(self, given: SparkSession | None, start: Callable[[], SparkSession]) -> None:
+        """`start`: makes one of our own, where the user has none."""
+        self._session = given or existing_session()
+        self._start = start
+        # One that was started for a JVM that runs us cannot outlive it.
+        self.can_restart = self._session is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+        self._is_lost = False
+
+    def started(self) -> SparkSession:
+        """The session, which is started if it is not there or no longer."""
+        if self._session is None:
+            self._session = self._start()
+        elif self._is_lost:
+            _forget_spark()
+            try:
+                self._session = self._start()
+            except InvalidConfig as error:  # it could be before
+                raise SparkLost(str(error)) from error
+            self._is_lost = False
+        return self._session
+
+    def check(self, failed: BaseException) -> None:
+        """Raise if the JVM is gone, or no longer has the session: what failed has failed because of that."""
+        if self._session is None:
+            return
+        context = self._session.sparkContext
+        deadline = time.monotonic() + (_DYING_S if is_of_the_connection(failed) else 0)
+        while not _is_gone(context):
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(_LOOK_EVERY_S)
+        self._is_lost = True
+        raise SparkLost(
+            "Spark's process is gone: it was killed, ran out of memory, or its session was stopped"
+            + ("" if self.can_restart else "; the run cannot start another one in its place: start the program again")
+        ) from failed
+
+
+def is_of_the_connection(error: BaseException | None) -> bool:
+    """Whether an error, or what has caused it, is of the connection to the JVM and not out of it."""
+    while error is not None:
+        if isinstance(error, _py4j_errors.Py4JError) and not isinstance(error, _py4j_errors.Py4JJavaError):
+            return True
+        if isinstance(error, ConnectionError) and _raised_in(error).startswith("py4j."):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _raised_in(error: BaseException) -> str:
+    """The module that an error comes from."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__", "")) if frames else ""
+
+
+def _is_gone(context: SparkContext) -> bool:
+    if context._jsc is None:
+        return True
+    gateway: Any = context._gateway
+    process = _process_of(gateway)
+    if process is not None and process.poll() is not None:
+        return True
+    listening = gateway.gateway_parameters
+    try:
+        # Not by a call: one to a JVM that hangs would not come back.
+        with socket.create_connection((listening.address, listening.port), timeout=_ANSWERS_IN_S):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    try:
+        return bool(context._jsc.sc().isStopped())
+    except _py4j_errors.Py4JError:
+        return True
 
 
 class StageSessions:

@@ -11,12 +11,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.errors import DamagedCheckpoint, StageFailed, first_line
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -41,6 +42,7 @@ from tidegate.spark.filelog import (
     StageSource,
     as_path,
     has_moved_watermark,
+    is_begun,
     is_committed,
     is_overrun,
     log_offset,
@@ -64,11 +66,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
 _BATCHES_IN_VAIN: Final = 3
 _NOTHING: Final = "nothing.parquet"
+_NO_CAUSE: Final = ("at ", "===", "Current", "Logical", "[STREAM_FAILED]", "An error occurred while calling")
 _WAITING: Final = "Waiting for data to arrive"
 
 
@@ -123,6 +128,42 @@ class _Part:
         self.snapshot: Future[tuple[tuple[SnapshotFile, ...], int, int]] | None = None
 
 
+def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable[Concatenate[RunningStage, P], T]:
+    """What is wrong with the files of a query that runs is no damage to a checkpoint: a restart lays them anew."""
+
+    @wraps(act)
+    def acting(stage: RunningStage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return act(stage, *args, **kwargs)
+        except (DamagedCheckpoint, OSError) as error:
+            raise StageFailed(stage.name, first_line(error)) from error
+
+    return acting
+
+
+class _Unshown:
+    """What a sink has consumed since what its table shows."""
+
+    def __init__(self, bound: BacklogBound) -> None:
+        self._backpressure = Backpressure(bound)
+        self._batches: deque[tuple[int, int]] = deque()
+        self._size_bytes = 0
+
+    @property
+    def is_too_much(self) -> bool:
+        return self._backpressure.is_held_back
+
+    def on_batch(self, batch: int, consumed_bytes: int) -> None:
+        self._batches.append((batch, consumed_bytes))
+        self._size_bytes += consumed_bytes
+        self._backpressure.on_backlog(len(self._batches), self._size_bytes)
+
+    def on_visible(self, through_batch: int) -> None:
+        while self._batches and self._batches[0][0] <= through_batch:
+            self._size_bytes -= self._batches.popleft()[1]
+        self._backpressure.on_backlog(len(self._batches), self._size_bytes)
+
+
 class RunningStage:
     def __init__(
         self,
@@ -172,6 +213,8 @@ class RunningStage:
         self.source_positions = () if start is None else start.source_positions
         self.rows = 0
         self._now_ms = 0
+        self.may_end = False
+        """Whether its query ends by itself, as that of a source does with `available_now`."""
         self.ended = False
         self.query: StreamingQuery | None = None
         self._nudged_at: int | None = None
@@ -186,9 +229,7 @@ class RunningStage:
         self._trimmed_at = self.batch
         self._known: dict[str, dict[int, Segment]] = {name: {} for name in definition.inputs}
         self.is_table_late = False
-        self._table = Backpressure(place.bound)
-        self._unshown: deque[tuple[int, int]] = deque()
-        self._unshown_bytes = 0
+        self._unshown = _Unshown(place.bound)
         if start is not None and start.committable is not None:
             # What the table does not show yet is sealed again, until the table says that it does.
             restored = decode_committable(start.committable)
@@ -218,6 +259,7 @@ class RunningStage:
 
     # -- one round --------------------------------------------------------------------------------
 
+    @_fails_its_stage
     def poll(self, now_ms: int) -> None:
         """Look at what Spark has committed and what inputs hold."""
         self._now_ms = now_ms
@@ -233,22 +275,32 @@ class RunningStage:
                 gate.flush()
         self._finish_parts()
 
+    @_fails_its_stage
     def check_query(self) -> None:
-        """Raise if the query has failed, or has run away; notice if it has ended."""
+        """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""
         if self.query is None or self.ended:
             return
+        self._check_not_overrun()
+        if self.query.isActive:
+            return
+        error = self.query.exception()
+        if error is not None:
+            raise StageFailed(self.name, cause_of(error))
+        if is_committed(self.checkpoint, self._next_batch):
+            return  # to be taken up first
+        if not self.may_end or is_begun(self.checkpoint, self._next_batch):
+            raise StageFailed(
+                self.name, "its query ended without an error and without being done: something has stopped it"
+            )
+        self.ended = True
+
+    def _check_not_overrun(self) -> None:
         if is_overrun(self.checkpoint, self._next_batch):
             raise StageFailed(
                 self.name,
                 f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
                 f"for a while",
             )
-        if self.query.isActive:
-            return
-        error = self.query.exception()
-        if error is not None:
-            raise StageFailed(self.name, _short(str(error)))
-        self.ended = not is_committed(self.checkpoint, self._next_batch)
 
     @property
     def is_idle(self) -> bool:
@@ -277,7 +329,7 @@ class RunningStage:
     @property
     def is_held_back(self) -> bool:
         """Whether it gets nothing more to read for now: the readers of its output, or its table, are behind."""
-        return self.channel.is_held_back or (self.is_table_late and self._table.is_held_back)
+        return self.channel.is_held_back or (self.is_table_late and self._unshown.is_too_much)
 
     def position(self, name: str) -> int:
         """How far it has come in an input."""
@@ -335,6 +387,8 @@ class RunningStage:
         gate. Then the stage has half consumed it, until the next batch: there is no cut between the two.
         """
         while is_committed(self.checkpoint, self._next_batch):
+            if not is_begun(self.checkpoint, self._next_batch):
+                self._check_not_overrun()
             offsets = read_offsets(self.checkpoint, self._next_batch)
             self._half_consumed.append(offsets)
             if self._consume(offsets.sources):
@@ -374,9 +428,7 @@ class RunningStage:
         }
         consumed_bytes = sum(self._forget_consumed(name, position) for name, position in moved.items())
         if self.definition.kind == "sink" and moved:
-            self._unshown.append((self.batch, consumed_bytes))
-            self._unshown_bytes += consumed_bytes
-            self._table.on_backlog(len(self._unshown), self._unshown_bytes)
+            self._unshown.on_batch(self.batch, consumed_bytes)
         before, self._achieved = self._achieved, (self.rows, self.watermark_ms)
         self._in_vain = 0 if moved or self._achieved != before else self._in_vain + 1
         self._execute(self.aligner.on_committed(self.batch, moved, now_ms))
@@ -520,9 +572,7 @@ class RunningStage:
 
     def on_visible(self, through_batch: int) -> list[Path]:
         """The table shows everything up to this batch: its staged files are no longer needed."""
-        while self._unshown and self._unshown[0][0] <= through_batch:
-            self._unshown_bytes -= self._unshown.popleft()[1]
-        self._table.on_backlog(len(self._unshown), self._unshown_bytes)
+        self._unshown.on_visible(through_batch)
         done = [each for each in self._staged if each.batch <= through_batch]
         self._staged = [each for each in self._staged if each.batch > through_batch]
         self._shown_through = max([self._shown_through, *(each.batch for each in done if each.rows)])
@@ -608,16 +658,17 @@ class RunningStage:
         )
 
 
-def _short(error: str) -> str:
+def cause_of(error: object) -> str:
     """The cause that Spark gives, without its page of JVM trace, or Python's."""
-    _, traced, inner = error.rpartition("Traceback (most recent call last):")
-    lines = [line.rstrip() for line in (inner if traced else error).splitlines() if line.strip()]
+    said = str(error)
+    _, traced, inner = said.rpartition("Traceback (most recent call last):")
+    lines = [line.rstrip() for line in (inner if traced else said).splitlines() if line.strip()]
     if traced:
         # The frames are indented; the first line that is not says what was raised.
         raised = next((line for line in lines if not line[0].isspace()), None)
         if raised is not None:
             return raised[:400]
     for line in lines:
-        if not line.strip().startswith(("at ", "===", "Current", "Logical", "[STREAM_FAILED]")):
-            return line.strip()[:400]
+        if not line.strip().startswith(_NO_CAUSE):
+            return line.strip().removeprefix(": ")[:400]
     return lines[0].strip()[:400] if lines else "unknown"

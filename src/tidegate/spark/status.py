@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
-RunState = Literal["starting", "running", "stopping", "restarting", "finished", "failed"]
+RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
 
 
 class StageStatus(msgspec.Struct, frozen=True):

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tidegate.errors import DamagedCheckpoint, first_line
+
 
 @cache
 def _pyarrow_parquet() -> Any:
@@ -16,7 +18,10 @@ def _pyarrow_parquet() -> Any:
 
 def read_footer(path: Path) -> Any:
     """pyarrow's `FileMetaData`: row count, row groups, column statistics."""
-    return _pyarrow_parquet().read_metadata(path)
+    try:
+        return _pyarrow_parquet().read_metadata(path)
+    except ValueError as error:  # as pyarrow's own is
+        raise DamagedCheckpoint(f"{path} is no whole Parquet file: {first_line(error)}") from error
 
 
 def count_rows(path: Path) -> int:
