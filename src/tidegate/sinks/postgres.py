@@ -12,54 +12,33 @@ Rows go from Spark's executors to the server by COPY and never pass through the 
 from __future__ import annotations
 
 import hashlib
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
+from tidegate.errors import Fenced, InvalidConfig, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.config import as_ms
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.staging import as_names, check_key, quoted, refuse_foreign
+from tidegate.sinks.postgres_copy import BATCH as _BATCH
+from tidegate.sinks.postgres_copy import PART as _PART
+from tidegate.sinks.postgres_copy import copier, copyable
+from tidegate.sinks.postgres_types import type_name, why_not_held
+from tidegate.sinks.staging import as_names, check_key, refuse_foreign
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed, Identifier
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
+
+    from tidegate.sinks.postgres_connection import Server
 
 _EPOCHS: Final = "tidegate_epochs"
 _STAGING: Final = "tidegate_staging"
-_BATCH: Final = "tidegate_batch"
-_PART: Final = "tidegate_part"
-_CONNECT_SECONDS: Final = 10
-_LOCK_SECONDS: Final = 30
 _LONGEST_NAME: Final = 63
-_DAY_US: Final = 86_400_000_000
-_FIRST_DAY: Final = -719_162
-"""1 January of the year 1, in days since 1970."""
-_LAST_DAY: Final = 11_248_737
-"""31 December 32767: a later one is not written as it is."""
-
-_TYPES: Final = {
-    "boolean": "boolean",
-    "byte": "smallint",
-    "short": "smallint",
-    "integer": "integer",
-    "long": "bigint",
-    "float": "real",
-    "double": "double precision",
-    "string": "text",
-    "binary": "bytea",
-    "date": "date",
-    "timestamp": "timestamp with time zone",
-    "timestamp_ntz": "timestamp without time zone",
-    "array": "jsonb",
-    "map": "jsonb",
-    "struct": "jsonb",
-}
 
 
 class PostgresTable:
@@ -68,11 +47,20 @@ class PostgresTable:
     `table` is `name` or `schema.name`; without a schema it is in `public`, whatever the `search_path`. `dsn` is a
     connection string or URL; what it leaves out comes from the usual environment variables (PGHOST, PGUSER, PGPASSWORD,
     …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
+
+    `timeout` bounds each statement. A server that does not answer for that long is given up, and told as an error.
     """
 
     is_exactly_once = True
 
-    def __init__(self, table: str, dsn: str = "", *, key: str | Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        table: str,
+        dsn: str = "",
+        *,
+        key: str | Sequence[str] = (),
+        timeout: str = "10m",
+    ) -> None:
         schema, _, name = table.rpartition(".")
         if not name or "." in schema:
             raise InvalidPipeline(f"a PostgreSQL table is called 'name' or 'schema.name', not {table!r}")
@@ -80,6 +68,9 @@ class PostgresTable:
         self._name = name
         self._dsn = dsn
         self._key = as_names(key)
+        self._timeout_ms = as_ms("timeout", timeout)
+        if not self._timeout_ms:
+            raise InvalidConfig(f"timeout is {timeout!r}; it must be at least 1ms, such as 10m")
 
     def __repr__(self) -> str:
         return f"PostgresTable({self._schema}.{self._name})"
@@ -100,7 +91,7 @@ class PostgresTable:
             ).fetchone()
             if found is None or found[1] is None:
                 return None
-            return f"{_server(connection)} {found[0]} {found[1]}"
+            return f"{_server_number(connection)} {found[0]} {found[1]}"
 
     # -- the table itself -------------------------------------------------------------------------
 
@@ -124,24 +115,28 @@ class PostgresTable:
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
                     f"change the stage or the table, or write to a new table"
                 )
-            generated = self._generated(connection)
-            if generated is not None:
-                raise SinkFailed(
-                    f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
-                    f"writes them; take that off the column, or write to a new table"
-                )
-            if self._key and not self._has_unique_key(connection):
-                raise SinkFailed(
-                    f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
-                    f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
-                    f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
-                )
+            self._check_takes_rows(connection, place)
             return True
+
+    def _check_takes_rows(self, connection: psycopg.Connection[Any], place: SinkPlace) -> None:
+        """Refuse a table that would not hold the rows as they are, or not for long."""
+        generated = self._generated(connection)
+        if generated is not None:
+            raise SinkFailed(
+                f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
+                f"writes them; take that off the column, or write to a new table"
+            )
+        if self._key and not self._has_unique_key(connection):
+            raise SinkFailed(
+                f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
+                f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
+                f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
+            )
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
         sql = _sql()
         columns = [
-            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(_type_name(field.dataType)))
+            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(type_name(field.dataType)))
             for field in schema.fields
         ]
         if self._key:
@@ -213,8 +208,8 @@ class PostgresTable:
                 _sql().SQL("DELETE FROM {} WHERE {} = %s").format(self._table(staging), _sql().Identifier(_BATCH)),
                 (batch,),
             )
-        copied = frame.select(*_copyable(frame)).mapInArrow(
-            _copier(self._dsn, self._schema, staging, batch, tuple(frame.columns)), "copied long"
+        copied = frame.select(*copyable(frame)).mapInArrow(
+            copier(self._server(), self._schema, staging, batch, tuple(frame.columns)), "copied long"
         )
         return sum(row["copied"] for row in copied.collect())
 
@@ -295,25 +290,34 @@ class PostgresTable:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """One transaction. What goes wrong is told without credentials."""
+    def _server(self) -> Server:
         try:
-            import psycopg
+            from tidegate.sinks.postgres_connection import Server
         except ImportError as error:
             raise InvalidPipeline(
                 "PostgresTable needs the package psycopg: pip install 'tidegate[postgres]'"
             ) from error
+        return Server(self._dsn, self._timeout_ms)
+
+    @contextmanager
+    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
+        """One transaction. What goes wrong is told without credentials."""
+        server = self._server()
+        import psycopg
+
         try:
-            with psycopg.connect(self._dsn, **_options(self._dsn)) as connection:
-                _wait_for_locks(connection)
+            with server.transaction() as connection:
                 yield connection
         except psycopg.errors.LockNotAvailable:
             raise SinkFailed(
                 f"{self.describe()} is locked by another transaction, perhaps of an old run that hangs; end it"
             ) from None
+        except psycopg.errors.QueryCanceled as error:
+            raise SinkFailed(
+                f"{self.describe()}: {server.told(error)}; PostgresTable(timeout=…) says how long one may take"
+            ) from None
         except psycopg.Error as error:
-            raise SinkFailed(f"{self.describe()}: {scrubbed(str(error), self._dsn)}") from None
+            raise SinkFailed(f"{self.describe()}: {server.told(error)}") from None
 
     def _table(self, name: str | None = None) -> Identifier:
         identifier: Identifier = _sql().Identifier(self._schema, self._name if name is None else name)
@@ -376,12 +380,12 @@ class PostgresTable:
         return None if found is None else _Record(*found)
 
     def _type(self, place: SinkPlace, name: str, kind: DataType) -> str:
-        try:
-            return _type_name(kind)
-        except KeyError:
+        why = why_not_held(kind, place.session)
+        if why is not None:
             raise InvalidPipeline(
-                f"{place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot hold; cast it"
-            ) from None
+                f"{place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot hold{why}"
+            )
+        return type_name(kind)
 
 
 class _Record:
@@ -417,12 +421,7 @@ def _comma(parts: Any) -> Composed:
     return joined
 
 
-def _options(dsn: str) -> dict[str, Any]:
-    """A server that does not answer must not hang a checkpoint."""
-    return {} if "connect_timeout" in dsn else {"connect_timeout": _CONNECT_SECONDS}
-
-
-def _server(connection: psycopg.Connection[Any]) -> str:
+def _server_number(connection: psycopg.Connection[Any]) -> str:
     """The number that a server got when it was made; where it does not tell, how it was reached."""
     import psycopg
 
@@ -434,137 +433,5 @@ def _server(connection: psycopg.Connection[Any]) -> str:
     return f"{connection.info.host}:{connection.info.port}" if found is None else str(found[0])
 
 
-def _wait_for_locks(connection: psycopg.Connection[Any]) -> None:
-    """For a while, not for ever: a run that was stopped in the middle of a transaction holds its locks."""
-    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
-
-
 def _listed(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
-
-
-def _type_name(kind: DataType) -> str:
-    name = kind.typeName()
-    if name.startswith("decimal"):
-        return f"numeric({kind.precision},{kind.scale})"  # type: ignore[attr-defined]
-    if name.startswith(("varchar", "char")):
-        return "text"
-    return _TYPES[name]
-
-
-def scrubbed(text: str, dsn: str) -> str:
-    """A message without what a connection string keeps secret."""
-    from psycopg import conninfo
-
-    secrets = {dsn}
-    try:
-        found = conninfo.conninfo_to_dict(dsn)
-    except Exception:
-        return "the connection string cannot be read (it is not shown here)"
-    secrets |= {str(found[name]) for name in ("password", "sslpassword", "passfile") if found.get(name)}
-    if "://" in dsn:
-        # A password that is not written as URLs have it ends early, and its rest is taken for something else.
-        if any("@" in str(found.get(name, "")) for name in ("host", "port", "dbname")):
-            return "the password in the connection string has an @ or a /; write %40 or %2F (it is not shown here)"
-        secrets.add(dsn.partition("://")[2].rpartition("@")[0].partition(":")[2])
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return " ".join(text.split())
-
-
-# -- on the executors -------------------------------------------------------------------------------
-
-
-def _pyarrow() -> Any:
-    return importlib.import_module("pyarrow")
-
-
-def _copyable(frame: DataFrame) -> list[Column]:
-    """The columns as values that CSV can hold: JSON for what is nested, hexadecimal digits for bytes.
-
-    By plain names, because `mapInArrow` reads them as expressions.
-    """
-    from pyspark.sql import functions as F
-
-    columns: list[Column] = []
-    for field in frame.schema.fields:
-        column = F.col(quoted(field.name))
-        kind = field.dataType.typeName()
-        if kind in ("array", "map", "struct"):
-            column = F.to_json(column, {"ignoreNullFields": "false"})
-        elif kind == "binary":
-            column = F.concat(F.lit("\\x"), F.hex(column))
-        columns.append(column.alias(f"c{len(columns)}"))
-    return columns
-
-
-def _copier(
-    dsn: str, schema: str, staging: str, batch: int, names: tuple[str, ...]
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What an executor does with a partition. It may be tried again, also while an earlier try still runs."""
-
-    def copy(batches: Iterator[Any]) -> Iterator[Any]:
-        import psycopg
-        from psycopg import sql
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        part = 0 if context is None else context.partitionId()
-        table = sql.Identifier(schema, staging)
-        columns = sql.SQL(", ").join(map(sql.Identifier, (*names, _BATCH, _PART)))
-        copied = 0
-        try:
-            with psycopg.connect(dsn, **_options(dsn)) as connection:
-                _wait_for_locks(connection)
-                connection.execute(
-                    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{staging} {batch} {part}",)
-                )
-                _execute(
-                    connection,
-                    sql.SQL("DELETE FROM {} WHERE {} = %s AND {} = %s").format(
-                        table, sql.Identifier(_BATCH), sql.Identifier(_PART)
-                    ),
-                    (batch, part),
-                )
-                statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)
-                with connection.cursor() as cursor, cursor.copy(statement) as into:
-                    for each in batches:
-                        if each.num_rows:
-                            into.write(_as_csv(each.rename_columns(list(names)), batch, part))
-                            copied += each.num_rows
-        except (psycopg.Error, ValueError) as error:
-            raise RuntimeError(f"could not copy into {schema}.{staging}: {scrubbed(str(error), dsn)}") from None
-        yield _pyarrow().RecordBatch.from_pydict({"copied": [copied]})
-
-    return copy
-
-
-def _writable(rows: Any) -> Any:
-    """Moments in UTC: offsets of former times have seconds, which CSV has no place for. And no year that it garbles."""
-    pyarrow, compute = _pyarrow(), importlib.import_module("pyarrow.compute")
-    for index, field in enumerate(rows.schema):
-        if pyarrow.types.is_timestamp(field.type):
-            zone = None if field.type.tz is None else "UTC"
-            rows = rows.set_column(index, field.name, rows.column(index).cast(pyarrow.timestamp("us", zone)))
-            number, per_day = pyarrow.int64(), _DAY_US
-        elif pyarrow.types.is_date32(field.type):
-            number, per_day = pyarrow.int32(), 1
-        else:
-            continue
-        ends = compute.min_max(rows.column(index).cast(number)).as_py()
-        if any(end is not None and not _FIRST_DAY <= end // per_day <= _LAST_DAY for end in ends.values()):
-            raise ValueError(f"column {field.name!r} holds a year before 1 or after 32767, which cannot be copied")
-    return rows
-
-
-def _as_csv(rows: Any, batch: int, part: int) -> bytes:
-    pyarrow, csv = _pyarrow(), importlib.import_module("pyarrow.csv")
-    table = pyarrow.Table.from_batches([_writable(rows)])
-    count = table.num_rows
-    table = table.append_column(_BATCH, pyarrow.repeat(pyarrow.scalar(batch, pyarrow.int64()), count))
-    table = table.append_column(_PART, pyarrow.repeat(pyarrow.scalar(part, pyarrow.int32()), count))
-    into = pyarrow.BufferOutputStream()
-    # Strings are quoted, null is not: so an empty string and null stay two things.
-    csv.write_csv(table, into, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    data: bytes = into.getvalue().to_pybytes()
-    return data
