@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     DataType,
     DateType,
     DayTimeIntervalType,
+    DecimalType,
     LongType,
     MapType,
     StringType,
@@ -438,6 +439,25 @@ def test_a_commit_is_never_less_durable_than_the_server_is_told_to_make_it(
         assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        ["CREATE UNLOGGED TABLE t (id bigint, value text)"],
+        [
+            "CREATE TABLE t (id bigint, value text) PARTITION BY RANGE (id)",
+            "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (9)",
+            "CREATE UNLOGGED TABLE high PARTITION OF t FOR VALUES FROM (9) TO (99)",
+        ],
+    ],
+)
+def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, tmp_path: Path, made: list[str]) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        for command in made:
+            connection.execute(command.encode())
+    with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
+        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), columns(), "append")
+
+
 # -- a server that is silent --------------------------------------------------------------------------
 
 
@@ -573,6 +593,85 @@ def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: Postg
 def test_a_timeout_is_a_time(timeout: str) -> None:
     with pytest.raises(InvalidConfig, match="timeout is"):
         tg.PostgresTable("t", timeout=timeout)
+
+
+# -- a table that somebody changes during a run -------------------------------------------------------
+
+PRICES = StructType([StructField("id", LongType()), StructField("price", DecimalType(10, 2))])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER COLUMN price TYPE integer", r"price is integer, not numeric\(10,2\)"),
+        ("ALTER COLUMN price TYPE numeric(10,1)", r"price is numeric\(10,1\), not numeric\(10,2\)"),
+        ("ALTER COLUMN value TYPE varchar(3)", r"value is character varying\(3\), not text"),
+        ("ALTER COLUMN at TYPE timestamptz(0)", r"at is timestamp\(0\) with time zone, not timestamp with time zone"),
+        ("DROP COLUMN value", r"value is gone"),
+        ("RENAME value TO other", r"value is gone, other is new"),
+        ("ADD COLUMN note text DEFAULT 'x'", r"note is new"),
+        (
+            "DROP CONSTRAINT t_pkey, ALTER id DROP NOT NULL, ADD UNIQUE (id)",
+            r"no primary key or unique index on \(id\)",
+        ),
+        ("ALTER id ADD GENERATED ALWAYS AS IDENTITY", r"makes the values of 'id' itself"),
+        ("SET UNLOGGED", r"is UNLOGGED"),
+    ],
+)
+def test_a_table_that_was_changed_after_rows_were_staged_is_refused_at_commit(
+    server: PostgresServer, tmp_path: Path, change: str, told: str
+) -> None:
+    kinds = StructType([*PRICES.fields, StructField("value", StringType()), StructField("at", TimestampType())])
+    table = Staged(server, tmp_path, "t", kinds, "id")
+    row = {"id": [1], "value": ["abcdef"], "price": [Decimal("1.75")]}
+    at = pyarrow.array([datetime(2026, 1, 1, 0, 0, 0, 700000, tzinfo=UTC)], pyarrow.timestamp("us", "UTC"))
+    staged = table.stage(pyarrow.table({**row, "at": at}))
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute(f"ALTER TABLE t {change}".encode())
+    with pytest.raises(SinkFailed, match=told) as refused:
+        table.commit(staged)
+    assert "\n" not in str(refused.value)
+    assert table.sink.facts(table.place) == SinkFacts(0, 0)
+    assert rows_of(server, "SELECT count(*) FROM t") == Counter([(0,)])
+    assert rows_of(server, f"SELECT price FROM {table.staging}") == Counter([(Decimal("1.75"),)])
+
+
+def test_a_table_that_is_changed_before_anything_is_staged_is_refused_too(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    sink = tg.PostgresTable("t", server.dsn)
+    sink.prepare_table(place(tmp_path), PRICES)
+    sink.check_table(place(tmp_path), PRICES, "append")
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("ALTER TABLE t ALTER price TYPE numeric(10,1)")
+    with pytest.raises(SinkFailed, match=r"price is numeric\(10,1\), not numeric\(10,2\)"):
+        sink.open_staging(place(tmp_path), 1, PRICES)
+
+
+class ChangedMeanwhile(tg.PostgresTable):
+    """Somebody wants to change the table while its rows are being moved."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__("t", dsn)
+        self.seen = ""
+
+    def _move(self, connection: psycopg.Connection[Any], *args: Any) -> None:
+        with psycopg.connect(self._dsn) as other:
+            other.execute("SET lock_timeout TO '200ms'")
+            try:
+                other.execute("ALTER TABLE t ALTER price TYPE integer")
+            except psycopg.errors.LockNotAvailable as error:
+                self.seen = str(error)
+        super()._move(connection, *args)
+
+
+def test_nobody_changes_a_table_between_the_look_at_it_and_the_commit(server: PostgresServer, tmp_path: Path) -> None:
+    table = Staged(server, tmp_path, "t", PRICES)
+    staged = table.stage(pyarrow.table({"id": [1], "price": [Decimal("1.75")]}))
+    table.sink = changed = ChangedMeanwhile(server.dsn)
+    assert table.commit(staged) is CommitAnswer.COMMITTED
+    assert "lock timeout" in changed.seen
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, Decimal("1.75"))])
 
 
 # -- credentials --------------------------------------------------------------------------------------

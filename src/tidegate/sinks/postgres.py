@@ -132,6 +132,31 @@ class PostgresTable:
                 f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
                 f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
             )
+        for name, is_foreign in self._not_durable(connection):
+            if is_foreign:
+                raise SinkFailed(
+                    f"{self.describe()}: {name} is a foreign table, which does not show rows in one transaction with "
+                    f"others; write to a table of the server itself"
+                )
+            raise SinkFailed(
+                f"{self.describe()}: {name} is UNLOGGED, so a crash of the server would empty it; "
+                f"ALTER TABLE {name} SET LOGGED, or write to a new table"
+            )
+
+    def _check_unchanged(
+        self, connection: psycopg.Connection[Any], wanted: dict[str, str], name: str | None = None
+    ) -> None:
+        """Refuse a table, or that of this name, whose columns are not those of the rows: the server would convert
+        them, which rounds and cuts."""
+        found = {
+            column: kind for column, kind in self._columns(connection, name).items() if column not in (_BATCH, _PART)
+        }
+        if found != wanted:
+            of = self.describe() if name is None else f"{self.describe()}: its staging table {self._schema}.{name}"
+            raise SinkFailed(
+                f"{of} was changed during the run: {_changes(found, wanted)}. Nothing was committed; change it back "
+                f"and start again, or start the pipeline on a new root with a new table"
+            )
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
         sql = _sql()
@@ -181,7 +206,7 @@ class PostgresTable:
 
     # -- staging ----------------------------------------------------------------------------------
 
-    def open_staging(self, place: SinkPlace, generation: int, _schema: StructType) -> None:
+    def open_staging(self, place: SinkPlace, generation: int, schema: StructType) -> None:
         sql = _sql()
         staging = self._staging(place, generation)
         with self._connected() as connection:
@@ -198,6 +223,10 @@ class PostgresTable:
                     sql.Identifier(_PART),
                 )
             )
+            # What it was made like stays as it is until this transaction ends.
+            wanted = {field.name: type_name(field.dataType) for field in schema.fields}
+            self._check_unchanged(connection, wanted)
+            self._check_unchanged(connection, wanted, staging)
 
     def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
         staging = self._staging(place, generation)
@@ -235,10 +264,7 @@ class PostgresTable:
                 raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
             if record.epoch >= permit.epoch:
                 return CommitAnswer.ALREADY
-            fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
-            for generation in sorted({each.generation for each in fresh}):
-                batches = [each for each in fresh if each.generation == generation]
-                self._move(connection, self._staging(place, generation), batches)
+            self._move_fresh(connection, place, record, committable)
             _execute(
                 connection,
                 sql.SQL(
@@ -248,6 +274,26 @@ class PostgresTable:
                 (permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
             )
         return CommitAnswer.COMMITTED
+
+    def _move_fresh(
+        self, connection: psycopg.Connection[Any], place: SinkPlace, record: _Record, committable: Committable
+    ) -> None:
+        """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends."""
+        fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
+        if not fresh:
+            return
+        connection.execute(_sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table()))
+        self._check_takes_rows(connection, place)
+        for generation in sorted({each.generation for each in fresh}):
+            staging = self._staging(place, generation)
+            staged = self._columns(connection, staging)
+            if not staged:
+                raise SinkFailed(
+                    f"{self.describe()}: {self._schema}.{staging}, in which rows were staged, is gone, so nothing was "
+                    f"committed; restore it, or start the pipeline on a new root"
+                )
+            self._check_unchanged(connection, {name: staged[name] for name in staged if name not in (_BATCH, _PART)})
+            self._move(connection, staging, [each for each in fresh if each.generation == generation])
 
     def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         sql = _sql()
@@ -356,6 +402,19 @@ class PostgresTable:
         ).fetchone()
         return None if found is None else str(found[0])
 
+    def _not_durable(self, connection: psycopg.Connection[Any]) -> list[tuple[str, bool]]:
+        """The table, or partitions of it, that do not keep rows as the record of epochs is kept; which are foreign."""
+        found: list[tuple[str, bool]] = connection.execute(
+            "WITH RECURSIVE part (number) AS (SELECT to_regclass(%s)::oid"
+            " UNION SELECT inhrelid FROM part JOIN pg_inherits ON inhparent = number"
+            " JOIN pg_class ON pg_class.oid = inhrelid WHERE relispartition)"
+            " SELECT relnamespace::regnamespace::text || '.' || quote_ident(relname), relkind = 'f'"
+            " FROM part JOIN pg_class ON pg_class.oid = number"
+            " WHERE relpersistence = 'u' OR relkind = 'f' ORDER BY 1",
+            (self._table().as_string(connection),),
+        ).fetchall()
+        return found
+
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
         # Servers before 15 do not know indnullsnotdistinct.
         found = connection.execute(
@@ -435,3 +494,13 @@ def _server_number(connection: psycopg.Connection[Any]) -> str:
 
 def _listed(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
+
+
+def _changes(found: dict[str, str], wanted: dict[str, str]) -> str:
+    """What columns have become, against what they were."""
+    changes = [
+        f"{name} is {found[name]}, not {kind}" if name in found else f"{name} is gone"
+        for name, kind in wanted.items()
+        if found.get(name) != kind
+    ]
+    return ", ".join([*changes, *(f"{name} is new" for name in found if name not in wanted)])
