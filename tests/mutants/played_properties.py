@@ -117,3 +117,12 @@ def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
         assert (checkpoint / "commits" / str(number - 1)).is_file()
         assert [path.name for path in (output / METADATA).iterdir()] == [str(number - 1)]
         assert (rows.checkpoint, rows.output) == started[0]
+
+
+def what_a_table_would_refuse_is_not_decided() -> None:
+    with bounded() as pipeline:
+        pipeline.one_batch_each()
+        pipeline.table.refusal = "the table refuses a row"
+        checkpoint_id = pipeline.generation.trigger()
+        comes_true(pipeline, lambda: not pipeline.generation.is_under_way(checkpoint_id), "the checkpoint has ended")
+        assert not pipeline.generation.completed(checkpoint_id)

@@ -39,8 +39,8 @@ from pyspark.sql.types import (
 
 import tidegate as tg
 from tests.postgres_server import Link, PostgresServer
-from tests.spark.harness import oracle, run_to_end, stream, write_input
-from tidegate.errors import InvalidConfig, InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
+from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
+from tidegate.errors import CheckpointsFailed, InvalidConfig, InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
 from tidegate.sinks.postgres_connection import scrubbed
@@ -231,8 +231,8 @@ class Slow(tg.PostgresTable):
         self.is_about_to_end, self.may_end = threading.Event(), threading.Event()
 
     @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        with super()._connected() as connection:
+    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
+        with super()._connected(if_refused) as connection:
             yield connection
             self.is_about_to_end.set()
             assert self.may_end.wait(20)
@@ -572,8 +572,8 @@ def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: Postg
     names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
     query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
 
-    def found(dsn: str, **given: str) -> tuple[Any, dict[str, str]]:
-        with tg.PostgresTable("t", dsn, **given)._connected() as connection:
+    def found(dsn: str, timeout: str = "10m") -> tuple[Any, dict[str, str]]:
+        with tg.PostgresTable("t", dsn, timeout=timeout)._connected() as connection:
             return connection.execute(query.encode()).fetchone(), connection.info.get_parameters()
 
     settings, parameters = found(server.dsn, timeout="90s")
@@ -672,6 +672,187 @@ def test_nobody_changes_a_table_between_the_look_at_it_and_the_commit(server: Po
     assert table.commit(staged) is CommitAnswer.COMMITTED
     assert "lock timeout" in changed.seen
     assert rows_of(server, "SELECT * FROM t") == Counter([(1, Decimal("1.75"))])
+
+
+# -- a row that the table refuses ---------------------------------------------------------------------
+
+REFUSALS = pytest.mark.parametrize(
+    ("made", "told", "mended"),
+    [
+        (
+            ["ALTER TABLE t ADD UNIQUE (value)", "INSERT INTO t VALUES (7, 'a')"],
+            'unique constraint "t_value_key" DETAIL: Key (value)=(a) already exists.',
+            "DELETE FROM t",
+        ),
+        (
+            ["ALTER TABLE t ADD UNIQUE (value) DEFERRABLE INITIALLY DEFERRED", "INSERT INTO t VALUES (7, 'a')"],
+            "Key (value)=(a) already exists.",
+            "DELETE FROM t",
+        ),
+        (
+            ["ALTER TABLE t ADD CHECK (id > 1)"],
+            "Failing row contains (1, a).",
+            "ALTER TABLE t DROP CONSTRAINT t_id_check",
+        ),
+        (
+            ["CREATE TABLE o (id bigint PRIMARY KEY)", "ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES o"],
+            'Key (id)=(1) is not present in table "o".',
+            "INSERT INTO o VALUES (1), (2)",
+        ),
+        (
+            ["ALTER TABLE t ALTER value SET NOT NULL"],
+            "Failing row contains (2, null).",
+            "ALTER TABLE t ALTER value DROP NOT NULL",
+        ),
+    ],
+    ids=["unique", "deferred", "check", "foreign key", "not null"],
+)
+
+
+class Refusing:
+    """A table that takes no part of what is staged for it, until it is mended."""
+
+    def __init__(self, server: PostgresServer, folder: Path, made: list[str], *, check: bool) -> None:
+        self.server = server
+        self.table = Staged(server, folder, "t", columns())
+        self.table.sink = tg.PostgresTable("t", server.dsn, check=check)
+        self.sealed = Committable(0, (), (StagedBatch(0, 1, 2),))
+        assert self.table.stage(pyarrow.table({"id": [1, 2], "value": ["a", None]})) == 2
+        self.run(*made)
+
+    def run(self, *commands: str) -> None:
+        with psycopg.connect(self.server.dsn) as connection:
+            for command in commands:
+                connection.execute(command.encode())
+
+    @property
+    def state(self) -> list[Counter[tuple[Any, ...]]]:
+        tables = ("t", self.table.staging, "tidegate_epochs")
+        return [rows_of(self.server, f"SELECT * FROM {name}") for name in tables]
+
+    def check(self) -> None:
+        self.table.sink.check_commit(self.table.place, self.sealed)
+
+
+@REFUSALS
+def test_a_row_that_the_table_refuses_is_told_with_the_ways_out(
+    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+) -> None:
+    refusing = Refusing(server, tmp_path, made, check=False)
+    before = refusing.state
+    refusing.check()  # not asked for, so nothing is tried
+    with pytest.raises(SinkFailed) as refused:
+        refusing.table.commit(2)
+    assert_told(refused, told)
+    for way in ("change or delete the row", "drop the constraint", "give PostgresTable a key", "a new root"):
+        assert way in str(refused.value)
+    assert refusing.state == before
+    refusing.run(mended)
+    assert refusing.table.commit(2) is CommitAnswer.COMMITTED
+
+
+@REFUSALS
+def test_a_check_tells_the_same_before_and_changes_nothing(
+    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+) -> None:
+    refusing = Refusing(server, tmp_path, made, check=True)
+    before = refusing.state
+    with pytest.raises(SinkFailed) as refused:
+        refusing.check()
+    assert_told(refused, told)
+    assert "all tables stay at the one before" in str(refused.value)
+    assert refusing.state == before
+    refusing.run(mended)
+    before = refusing.state
+    refusing.check()
+    assert refusing.state == before
+    assert refusing.table.commit(2) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, None)])
+    refusing.check()  # what the table shows already is not tried again
+
+
+class SlowToMove(tg.PostgresTable):
+    """Its commit has moved the rows and waits."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__("t", dsn, check=True)
+        self.has_moved, self.may_go_on = threading.Event(), threading.Event()
+
+    def _move(self, *args: Any) -> None:
+        super()._move(*args)
+        self.has_moved.set()
+        assert self.may_go_on.wait(20)
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["of one process", "of two"])
+def test_a_check_during_a_commit_of_an_earlier_epoch_does_not_take_its_rows_for_others(
+    server: PostgresServer, tmp_path: Path, is_same: bool
+) -> None:
+    table = Staged(server, tmp_path, "t", columns())
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("ALTER TABLE t ADD UNIQUE (id)")
+    table.sink = slow = SlowToMove(server.dsn)
+    assert table.stage(pyarrow.table({"id": [1], "value": ["a"]})) == 1
+    copy = copier(slow._server(), "public", table.staging, 1, ("id", "value"))
+    list(copy(iter(pyarrow.table({"id": [2], "value": ["b"]}).to_batches())))
+    both = Committable(1, (), (StagedBatch(0, 1, 1), StagedBatch(1, 1, 1)))
+    checking = slow if is_same else tg.PostgresTable("t", server.dsn, check=True)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            commit = threads.submit(table.commit, 1)
+            assert slow.has_moved.wait(20)
+            check = threads.submit(checking.check_commit, table.place, both)
+            time.sleep(0.3)
+            assert not check.done()
+        finally:
+            slow.may_go_on.set()
+        assert commit.result() is CommitAnswer.COMMITTED
+        check.result()
+    assert slow.commit(table.place, permit(2), both) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, "b")])
+
+
+@pytest.mark.spark
+def test_a_row_that_a_checked_table_refuses_keeps_every_table_at_the_checkpoint_before(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = tg.Pipeline("shop")
+
+    @pipeline.source
+    def orders(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.PostgresTable("order_log", server.dsn, check=True))
+    def order_log(orders: DataFrame) -> DataFrame:
+        return orders.select("id", "key")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake"))
+    def lake(orders: DataFrame) -> DataFrame:
+        return orders.select("id", "key")
+
+    def shown() -> list[Counter[tuple[Any, ...]]]:
+        kept = rows_of(server, "SELECT id, key FROM order_log WHERE key <> 'in the way'")
+        return [kept, table_rows(tmp_path / "lake", ["id", "key"])]
+
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("CREATE TABLE order_log (id bigint UNIQUE, key text)")
+        connection.execute("INSERT INTO order_log VALUES (30, 'in the way')")
+    write_input(tmp_path / "in", 2, 10)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    before = shown()
+    assert before == [oracle(pipeline, spark)["lake"]] * 2
+    write_input(tmp_path / "in", 2, 10, first_file=2)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointsFailed, match=r"order_log refuses a row: .*Key \(id\)=\(30\) already exists"
+        ) as no:
+            run_to_end(pipeline, tmp_path / "root", spark)
+        assert_told(no, "all tables stay at the one before. What to do: change or delete the row")
+        assert shown() == before
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DELETE FROM order_log WHERE key = 'in the way'")
+    run_to_end(pipeline, tmp_path / "root", spark)
+    assert shown() == [oracle(pipeline, spark)["lake"]] * 2
 
 
 # -- credentials --------------------------------------------------------------------------------------

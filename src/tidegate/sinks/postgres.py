@@ -12,6 +12,7 @@ Rows go from Spark's executors to the server by COPY and never pass through the 
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
@@ -39,6 +40,19 @@ if TYPE_CHECKING:
 _EPOCHS: Final = "tidegate_epochs"
 _STAGING: Final = "tidegate_staging"
 _LONGEST_NAME: Final = 63
+_LET_IT_IN: Final = (
+    "change or delete the row that is in its way, or drop the constraint, and start again; "
+    "or give PostgresTable a key, by which rows are replaced"
+)
+_REFUSED_AT_COMMIT: Final = (
+    "So the table shows nothing of this checkpoint, which other tables may show already. What to do: "
+    f"{_LET_IT_IN}; or change the pipeline and start it on a new root with new tables. "
+    "PostgresTable(check=True) refuses such a checkpoint before it is taken"
+)
+_REFUSED_BEFORE: Final = (
+    "So there is no such checkpoint, and all tables stay at the one before. What to do: "
+    f"{_LET_IT_IN}; or change the pipeline so that it writes no such row, and start again"
+)
 
 
 class PostgresTable:
@@ -49,6 +63,9 @@ class PostgresTable:
     …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
 
     `timeout` bounds each statement. A server that does not answer for that long is given up, and told as an error.
+
+    With `check`, the rows of every checkpoint are first tried in a transaction that is rolled back: if the table does
+    not take one (UNIQUE, CHECK, a foreign key, …), there is no such checkpoint. It costs as much as the commit itself.
     """
 
     is_exactly_once = True
@@ -60,6 +77,7 @@ class PostgresTable:
         *,
         key: str | Sequence[str] = (),
         timeout: str = "10m",
+        check: bool = False,
     ) -> None:
         schema, _, name = table.rpartition(".")
         if not name or "." in schema:
@@ -71,6 +89,9 @@ class PostgresTable:
         self._timeout_ms = as_ms("timeout", timeout)
         if not self._timeout_ms:
             raise InvalidConfig(f"timeout is {timeout!r}; it must be at least 1ms, such as 10m")
+        self._check = check
+        self._turn = threading.Lock()
+        """A check and a commit take turns here: in the server one would end the other, if it took long."""
 
     def __repr__(self) -> str:
         return f"PostgresTable({self._schema}.{self._name})"
@@ -246,20 +267,9 @@ class PostgresTable:
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.files)
-        with self._connected() as connection:
+        with self._turn, self._connected(_REFUSED_AT_COMMIT) as connection:
             sql = _sql()
-            if not self._columns(connection):
-                raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
-            # The lock on this row makes commits and fences of one sink come one after the other.
-            _execute(
-                connection,
-                sql.SQL(
-                    "INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
-                ).format(self._table(_EPOCHS)),
-                self._owner(place),
-            )
-            record = self._record(connection, place, for_update=True)
-            assert record is not None
+            record = self._locked_record(connection, place)
             if record.fence > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
             if record.epoch >= permit.epoch:
@@ -274,6 +284,30 @@ class PostgresTable:
                 (permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
             )
         return CommitAnswer.COMMITTED
+
+    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
+        if not self._check or not any(each.rows for each in committable.batches):
+            return
+        with self._turn, self._connected(_REFUSED_BEFORE) as connection:
+            record = self._locked_record(connection, place)
+            self._move_fresh(connection, place, record, committable)
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
+            connection.rollback()
+
+    def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
+        """The lock on this row makes commits, checks and fences of one sink come one after the other."""
+        if not self._columns(connection):
+            raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
+        _execute(
+            connection,
+            _sql()
+            .SQL("INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING")
+            .format(self._table(_EPOCHS)),
+            self._owner(place),
+        )
+        record = self._record(connection, place, for_update=True)
+        assert record is not None
+        return record
 
     def _move_fresh(
         self, connection: psycopg.Connection[Any], place: SinkPlace, record: _Record, committable: Committable
@@ -346,8 +380,9 @@ class PostgresTable:
         return Server(self._dsn, self._timeout_ms)
 
     @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """One transaction. What goes wrong is told without credentials."""
+    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
+        """One transaction. What goes wrong is told without credentials; `if_refused`: what is said of a row that the
+        table does not take."""
         server = self._server()
         import psycopg
 
@@ -363,6 +398,8 @@ class PostgresTable:
                 f"{self.describe()}: {server.told(error)}; PostgresTable(timeout=…) says how long one may take"
             ) from None
         except psycopg.Error as error:
+            if if_refused and isinstance(error, psycopg.IntegrityError | psycopg.errors.RaiseException):
+                raise SinkFailed(f"{self.describe()} refuses a row: {server.told(error)} {if_refused}") from None
             raise SinkFailed(f"{self.describe()}: {server.told(error)}") from None
 
     def _table(self, name: str | None = None) -> Identifier:
