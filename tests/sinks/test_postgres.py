@@ -589,6 +589,13 @@ def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: Postg
     assert (parameters["connect_timeout"], parameters["keepalives_idle"]) == ("3", "7")
 
 
+def test_each_statement_sees_what_was_committed_before_it_whatever_the_server_is_set_to(server: PostgresServer) -> None:
+    """Else a commit, having got its lock, would still see the table as it was before."""
+    sink = tg.PostgresTable("t", f"{server.dsn} options='-c default_transaction_isolation=serializable'")
+    with sink._connected() as connection:
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+
+
 @pytest.mark.parametrize("timeout", ["0s", "soon"])
 def test_a_timeout_is_a_time(timeout: str) -> None:
     with pytest.raises(InvalidConfig, match="timeout is"):
@@ -704,8 +711,16 @@ REFUSALS = pytest.mark.parametrize(
             "Failing row contains (2, null).",
             "ALTER TABLE t ALTER value DROP NOT NULL",
         ),
+        (
+            [
+                "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''never %'', new.id; END'",
+                "CREATE TRIGGER no BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION no()",
+            ],
+            "never 1",
+            "DROP TRIGGER no ON t",
+        ),
     ],
-    ids=["unique", "deferred", "check", "foreign key", "not null"],
+    ids=["unique", "deferred", "check", "foreign key", "not null", "trigger"],
 )
 
 
