@@ -122,6 +122,13 @@ OWN_DEFECTS: Final = (
         rewrite(Edit(Coordinator._may_trigger, "and under_way <= most", "")),
         properties.sinks_that_lag_hold_checkpoints_back,
     ),
+    Mutant(
+        "a_table_is_not_asked_whether_it_takes_the_rows",
+        Section.OWN,
+        "a checkpoint is decided that one of the tables then refuses, while another shows it",
+        rewrite(Edit(RunningStage._take, "if isinstance(sink, CheckingSink)", "if isinstance(sink, type(None))")),
+        played_properties.what_a_table_would_refuse_is_not_decided,
+    ),
     # -- ids and announcements
     Mutant(
         "marks_are_not_checked_against_the_log",

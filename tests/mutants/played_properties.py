@@ -153,3 +153,12 @@ def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
             Gate(Path(folder) / "gate", Path(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
         except ValueError as error:
             raise AssertionError("a stage that reads it can never be restored") from error
+
+
+def what_a_table_would_refuse_is_not_decided() -> None:
+    with bounded() as pipeline:
+        pipeline.one_batch_each()
+        pipeline.table.refusal = "the table refuses a row"
+        checkpoint_id = pipeline.generation.trigger()
+        comes_true(pipeline, lambda: not pipeline.generation.is_under_way(checkpoint_id), "the checkpoint has ended")
+        assert not pipeline.generation.completed(checkpoint_id)

@@ -110,7 +110,7 @@ class TestPostgresTableByKey(TestPostgresTable):
     key = True
 
     def make_sink(self, name: str) -> Sink:
-        return tg.PostgresTable(self._table(name), self.dsn, key=["id"])
+        return tg.PostgresTable(self._table(name), self.dsn, key=["id"], check=True)
 
 
 @pytest.mark.spark

@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
@@ -21,15 +21,38 @@ import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import DateType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DataType,
+    DateType,
+    DayTimeIntervalType,
+    DecimalType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+    VariantType,
+)
 
 import tidegate as tg
-from tests.postgres_server import PostgresServer
-from tests.spark.harness import oracle, run_to_end, stream, write_input
-from tidegate.errors import ForeignTable, InvalidPipeline, RecoveryRefused, SinkFailed, StageFailed
+from tests.postgres_server import Link, PostgresServer
+from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
+from tidegate.errors import (
+    CheckpointsFailed,
+    ForeignTable,
+    InvalidConfig,
+    InvalidPipeline,
+    RecoveryRefused,
+    SinkFailed,
+    StageFailed,
+)
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.postgres import _copier, scrubbed
+from tidegate.sinks.postgres_connection import scrubbed
+from tidegate.sinks.postgres_copy import copier
 from tidegate.testing.sinks import SinkRun, columns, permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -90,6 +113,82 @@ def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession
     assert found[0][6:11] == (float("-inf"), "", Decimal(0), b"", date(1, 1, 1))
 
 
+@pytest.mark.spark
+def test_nested_values_arrive_to_the_microsecond_whatever_the_session_says(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.session.timeZone", "America/New_York")
+    moments = ["0001-01-01", "1582-10-10", "2026-03-29", "9999-12-31", "+10000-01-01", "-0005-06-07"]
+    rows = ", ".join(
+        f"({number}, timestamp'{day} 23:30:00.123456Z', timestamp_ntz'{day} 23:30:00.123456', date'{day}')"
+        for number, day in enumerate(moments)
+    )
+    fields = "'utc', at, 'local', here, 'day', day, 'x', X'00ff', 'n', 1.50BD, 'nan', float('NaN'), 'none', null"
+    frame = session.sql(
+        f"SELECT id, named_struct({fields}) AS s, array(at, null) AS a, map(id, at, -1, null) AS m"
+        f" FROM VALUES {rows} AS t (id, at, here, day)"
+    )
+    sink, here = tg.PostgresTable("nested", server.dsn), place(tmp_path, session)
+    sink.check_table(here, frame.schema, "append")
+    sink.prepare_table(here, frame.schema)
+    sink.open_staging(here, 1, frame.schema)
+    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(here, 1, 0, frame)),)))
+    with psycopg.connect(server.dsn) as connection:
+        found = connection.execute("SELECT s, a, m FROM nested ORDER BY id").fetchall()
+    for number, (day, row) in enumerate(zip(moments, found, strict=True)):
+        utc, local = f"{day}T23:30:00.123456Z", f"{day}T23:30:00.123456"
+        others = {"x": "AP8=", "n": 1.5, "nan": "NaN", "none": None}
+        assert row == ({"utc": utc, "local": local, "day": day, **others}, [utc, None], {str(number): utc, "-1": None})
+
+
+@pytest.mark.spark
+def test_nested_moments_that_are_a_microsecond_apart_are_two_keys(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    frame = spark.range(51).selectExpr("named_struct('at', timestamp_micros(id)) AS k", "array(id) AS value")
+    sink, here = tg.PostgresTable("keyed", server.dsn, key="k"), place(tmp_path, spark)
+    sink.prepare_table(here, frame.schema)
+    sink.open_staging(here, 1, frame.schema)
+    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(here, 1, 0, frame)),)))
+    assert rows_of(server, "SELECT count(*) FROM keyed") == Counter([(51,)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (MapType(BinaryType(), LongType()), "a key of a map may not be binary: cast it to string"),
+        (MapType(TimestampType(), LongType()), "a key of a map may not be timestamp: cast it to string"),
+        (ArrayType(MapType(DateType(), LongType())), "a key of a map may not be date: cast it to string"),
+        (MapType(StructType([StructField("a", LongType())]), LongType()), "may not be struct<a:bigint>: cast it"),
+        (StructType([StructField("a", LongType())] * 2), "of two fields 'a' one would be lost: rename it"),
+        (ArrayType(VariantType()), "because of variant in it: cast that"),
+        (StructType([StructField("t", DayTimeIntervalType())]), "because of interval day to second in it"),
+        (VariantType(), "; cast it"),
+    ],
+)
+def test_a_nested_value_that_json_would_garble_is_refused(
+    server: PostgresServer, tmp_path: Path, kind: DataType, why: str
+) -> None:
+    written = StructType([StructField("id", LongType()), StructField("c", kind)])
+    with pytest.raises(InvalidPipeline, match=f"column 'c' is .* which PostgreSQL table public.t cannot hold.*{why}"):
+        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), written, "append")
+
+
+@pytest.mark.spark
+def test_a_session_by_which_former_days_in_nested_values_become_others_is_refused(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    session = spark.newSession()
+    session.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
+    here, sink = place(tmp_path, session), tg.PostgresTable("t", server.dsn)
+    days = StructType([StructField("days", ArrayType(DateType()))])
+    with pytest.raises(InvalidPipeline, match=r"set spark\.sql\.legacy\.timeParserPolicy to CORRECTED"):
+        sink.check_table(here, days, "append")
+    assert not sink.check_table(place(tmp_path, spark), days, "append")
+    assert not sink.check_table(here, StructType([StructField("day", DateType())]), "append")
+
+
 def test_a_table_of_other_columns_or_without_the_key_is_refused(server: PostgresServer, tmp_path: Path) -> None:
     with psycopg.connect(server.dsn) as connection:
         connection.execute("CREATE TABLE other (id text)")
@@ -140,8 +239,8 @@ class Slow(tg.PostgresTable):
         self.is_about_to_end, self.may_end = threading.Event(), threading.Event()
 
     @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        with super()._connected() as connection:
+    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
+        with super()._connected(if_refused) as connection:
             yield connection
             self.is_about_to_end.set()
             assert self.may_end.wait(20)
@@ -217,7 +316,7 @@ class Staged:
         self.staging = self.sink._staging(self.place, 1)
 
     def stage(self, rows: Any) -> int:
-        copy = _copier(self.server.dsn, "public", self.staging, 0, tuple(rows.column_names))
+        copy = copier(self.sink._server(), "public", self.staging, 0, tuple(rows.column_names))
         return sum(each.column(0)[0].as_py() for each in copy(iter(rows.to_batches())))
 
     def commit(self, rows: int) -> CommitAnswer:
@@ -282,7 +381,7 @@ def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
 def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
     server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.sinks.postgres._LOCK_SECONDS", 1)
+    monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
     sink = tg.PostgresTable("locked", server.dsn)
     here = place(tmp_path)
     sink.prepare_table(here, columns())
@@ -292,6 +391,491 @@ def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
         with pytest.raises(SinkFailed, match="perhaps of an old run that hangs"):
             sink.commit(here, permit(2), Committable(1))
     assert sink.commit(here, permit(2), Committable(1)) is CommitAnswer.COMMITTED
+
+
+# -- a server that crashes ----------------------------------------------------------------------------
+
+
+@contextmanager
+def lazy(server: PostgresServer) -> Iterator[None]:
+    """The server tells that it has committed before anything is on its disk, and brings it there much later."""
+    settings = {"synchronous_commit": "off", "wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}
+
+    def change(commands: Iterable[str]) -> None:
+        with psycopg.connect(server.dsn, autocommit=True) as connection:
+            for command in commands:
+                connection.execute(command.encode())
+            connection.execute("SELECT pg_reload_conf()")
+
+    change(f"ALTER SYSTEM SET {name} TO '{value}'" for name, value in settings.items())
+    server.crash()  # the writer of the log sleeps from now on
+    server.start()
+    try:
+        yield
+    finally:
+        change(f"ALTER SYSTEM RESET {name}" for name in settings)
+
+
+def test_what_was_staged_and_committed_survives_a_crash_of_a_server_that_is_set_to_lose_it(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    with lazy(server):
+        table = Staged(server, tmp_path, "kept", columns())
+        staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
+        server.crash()
+        server.start()
+        assert table.commit(staged) is CommitAnswer.COMMITTED
+        server.crash()
+        server.start()
+        assert table.sink.facts(table.place) == SinkFacts(1, 0)
+        assert rows_of(server, "SELECT * FROM kept") == Counter([(1, "a")])
+        table.sink.fence(table.place, 7)
+        server.crash()
+        server.start()
+        assert table.sink.facts(table.place) == SinkFacts(1, 7)
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [("off", "on"), ("local", "on"), ("remote_write", "on"), ("on", "on"), ("remote_apply", "remote_apply")],
+)
+def test_a_commit_is_never_less_durable_than_the_server_is_told_to_make_it(
+    server: PostgresServer, setting: str, wanted: str
+) -> None:
+    sink = tg.PostgresTable("kept", f"{server.dsn} options='-c synchronous_commit={setting}'")
+    with sink._connected() as connection:
+        assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        ["CREATE UNLOGGED TABLE t (id bigint, value text)"],
+        [
+            "CREATE TABLE t (id bigint, value text) PARTITION BY RANGE (id)",
+            "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (9)",
+            "CREATE UNLOGGED TABLE high PARTITION OF t FOR VALUES FROM (9) TO (99)",
+        ],
+    ],
+)
+def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, tmp_path: Path, made: list[str]) -> None:
+    with psycopg.connect(server.dsn) as connection:
+        for command in made:
+            connection.execute(command.encode())
+    with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
+        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), columns(), "append")
+
+
+# -- a server that is silent --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def link(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
+    monkeypatch.setattr("tidegate.sinks.postgres_connection._SLACK_SECONDS", 0.5)
+    with Link(server) as link:
+        end = threading.Timer(60, link.restore)  # so that who waits for ever does not
+        end.start()
+        yield link
+        end.cancel()
+        end.join()
+
+
+def assert_told(failed: pytest.ExceptionInfo[Exception], what: str) -> None:
+    told = str(failed.value)
+    assert what in told
+    assert "\n" not in told
+    assert SECRET not in told
+
+
+class Dropping(tg.PostgresTable):
+    """The link is dropped after the rows were moved, before the transaction is committed."""
+
+    def __init__(self, link: Link) -> None:
+        super().__init__("t", link.dsn, timeout="1s")
+        self._link: Link | None = link
+
+    def _move(self, *args: Any) -> None:
+        super()._move(*args)
+        if self._link is not None:
+            self._link.drop()
+            self._link = None
+
+
+def test_a_link_that_is_dropped_in_the_middle_of_a_commit_is_an_error_and_another_try_commits(
+    server: PostgresServer, link: Link, tmp_path: Path
+) -> None:
+    table = Staged(server, tmp_path, "t", columns())
+    staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
+    table.sink = Dropping(link)
+    with pytest.raises(SinkFailed) as failed:
+        table.commit(staged)
+    assert_told(failed, "PostgreSQL table public.t: the server has not answered for 2 s; it hangs, or the link")
+    with pytest.raises(SinkFailed) as failed:
+        tg.PostgresTable("t", f"{link.dsn} connect_timeout=2").facts(table.place)
+    assert_told(failed, "timeout")
+    link.restore()
+    assert table.commit(staged) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a")])
+
+
+@pytest.mark.parametrize("rows", [1, 2_000_000], ids=["when all is written", "while it is written"])
+def test_a_link_that_is_dropped_in_the_middle_of_a_copy_is_an_error(
+    server: PostgresServer, link: Link, tmp_path: Path, rows: int
+) -> None:
+    table = Staged(server, tmp_path, "t", StructType([StructField("id", LongType())]))
+    table.sink = tg.PostgresTable("t", link.dsn, timeout="1s")
+
+    def parts() -> Iterator[Any]:
+        yield from pyarrow.table({"id": [1]}).to_batches()
+        link.drop()
+        yield from pyarrow.table({"id": pyarrow.array(range(rows))}).to_batches()
+
+    copy = copier(table.sink._server(), "public", table.staging, 0, ("id",))
+    with pytest.raises(RuntimeError) as failed:
+        list(copy(parts()))
+    assert_told(failed, f"could not copy into public.{table.staging}: the server has not answered for 2 s")
+    link.restore()
+    assert table.stage(pyarrow.table({"id": [1, 2]})) == 2
+    assert rows_of(server, f"SELECT id FROM {table.staging}") == Counter([(1,), (2,)])
+
+
+def test_a_transaction_whose_client_is_gone_without_a_word_is_ended_by_the_server(
+    server: PostgresServer, link: Link, tmp_path: Path
+) -> None:
+    """Else the locks that it holds would outlive every other try."""
+    table = Staged(server, tmp_path, "t", columns())
+    staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
+    table.sink = Dropping(link)
+    with pytest.raises(SinkFailed, match="has not answered"):
+        table.commit(staged)
+    table.sink = tg.PostgresTable("t", server.dsn)
+    assert table.commit(staged) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a")])
+
+
+def test_a_statement_that_takes_too_long_is_ended_but_not_a_copy_whose_rows_come_slowly(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    table = Staged(server, tmp_path, "t", columns())
+    table.sink = tg.PostgresTable("t", server.dsn, timeout="300ms")
+
+    def slowly() -> Iterator[Any]:
+        for number in range(3):
+            time.sleep(0.3)
+            yield from pyarrow.table({"id": [number], "value": ["a"]}).to_batches()
+
+    copy = copier(table.sink._server(), "public", table.staging, 0, ("id", "value"))
+    assert [each.column(0)[0].as_py() for each in copy(slowly())] == [3]
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN new; END'"
+        )
+        connection.execute("CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()")
+    with pytest.raises(SinkFailed) as failed:
+        table.commit(3)
+    assert_told(failed, "PostgresTable(timeout=…) says how long one may take")
+
+
+def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: PostgresServer) -> None:
+    names = ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout")
+    query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
+
+    def found(dsn: str, timeout: str = "10m") -> tuple[Any, dict[str, str]]:
+        with tg.PostgresTable("t", dsn, timeout=timeout)._connected() as connection:
+            return connection.execute(query.encode()).fetchone(), connection.info.get_parameters()
+
+    settings, parameters = found(server.dsn, timeout="90s")
+    assert settings == ("90s", "30s", "90s")
+    assert [parameters[name] for name in ("connect_timeout", "keepalives_idle", "tcp_user_timeout")] == [
+        "10",
+        "30",
+        "60000",
+    ]
+    own = f"{server.dsn} keepalives_idle=7 connect_timeout=3 options='-c statement_timeout=2h -c lock_timeout=3s'"
+    settings, parameters = found(own)
+    assert settings == ("2h", "3s", "10min")
+    assert (parameters["connect_timeout"], parameters["keepalives_idle"]) == ("3", "7")
+
+
+def test_each_statement_sees_what_was_committed_before_it_whatever_the_server_is_set_to(server: PostgresServer) -> None:
+    """Else a commit, having got its lock, would still see the table as it was before."""
+    sink = tg.PostgresTable("t", f"{server.dsn} options='-c default_transaction_isolation=serializable'")
+    with sink._connected() as connection:
+        assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
+
+
+@pytest.mark.parametrize("timeout", ["0s", "soon"])
+def test_a_timeout_is_a_time(timeout: str) -> None:
+    with pytest.raises(InvalidConfig, match="timeout is"):
+        tg.PostgresTable("t", timeout=timeout)
+
+
+# -- a table that somebody changes during a run -------------------------------------------------------
+
+PRICES = StructType([StructField("id", LongType()), StructField("price", DecimalType(10, 2))])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ALTER COLUMN price TYPE integer", r"price is integer, not numeric\(10,2\)"),
+        ("ALTER COLUMN price TYPE numeric(10,1)", r"price is numeric\(10,1\), not numeric\(10,2\)"),
+        ("ALTER COLUMN value TYPE varchar(3)", r"value is character varying\(3\), not text"),
+        ("ALTER COLUMN at TYPE timestamptz(0)", r"at is timestamp\(0\) with time zone, not timestamp with time zone"),
+        ("DROP COLUMN value", r"value is gone"),
+        ("RENAME value TO other", r"value is gone, other is new"),
+        ("ADD COLUMN note text DEFAULT 'x'", r"note is new"),
+        (
+            "DROP CONSTRAINT t_pkey, ALTER id DROP NOT NULL, ADD UNIQUE (id)",
+            r"no primary key or unique index on \(id\)",
+        ),
+        ("ALTER id ADD GENERATED ALWAYS AS IDENTITY", r"makes the values of 'id' itself"),
+        ("SET UNLOGGED", r"is UNLOGGED"),
+    ],
+)
+def test_a_table_that_was_changed_after_rows_were_staged_is_refused_at_commit(
+    server: PostgresServer, tmp_path: Path, change: str, told: str
+) -> None:
+    kinds = StructType([*PRICES.fields, StructField("value", StringType()), StructField("at", TimestampType())])
+    table = Staged(server, tmp_path, "t", kinds, "id")
+    row = {"id": [1], "value": ["abcdef"], "price": [Decimal("1.75")]}
+    at = pyarrow.array([datetime(2026, 1, 1, 0, 0, 0, 700000, tzinfo=UTC)], pyarrow.timestamp("us", "UTC"))
+    staged = table.stage(pyarrow.table({**row, "at": at}))
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute(f"ALTER TABLE t {change}".encode())
+    with pytest.raises(SinkFailed, match=told) as refused:
+        table.commit(staged)
+    assert "\n" not in str(refused.value)
+    assert table.sink.facts(table.place) == SinkFacts(0, 0)
+    assert rows_of(server, "SELECT count(*) FROM t") == Counter([(0,)])
+    assert rows_of(server, f"SELECT price FROM {table.staging}") == Counter([(Decimal("1.75"),)])
+
+
+def test_a_table_that_is_changed_before_anything_is_staged_is_refused_too(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    sink = tg.PostgresTable("t", server.dsn)
+    sink.prepare_table(place(tmp_path), PRICES)
+    sink.check_table(place(tmp_path), PRICES, "append")
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("ALTER TABLE t ALTER price TYPE numeric(10,1)")
+    with pytest.raises(SinkFailed, match=r"price is numeric\(10,1\), not numeric\(10,2\)"):
+        sink.open_staging(place(tmp_path), 1, PRICES)
+
+
+class ChangedMeanwhile(tg.PostgresTable):
+    """Somebody wants to change the table while its rows are being moved."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__("t", dsn)
+        self.seen = ""
+
+    def _move(self, connection: psycopg.Connection[Any], *args: Any) -> None:
+        with psycopg.connect(self._dsn) as other:
+            other.execute("SET lock_timeout TO '200ms'")
+            try:
+                other.execute("ALTER TABLE t ALTER price TYPE integer")
+            except psycopg.errors.LockNotAvailable as error:
+                self.seen = str(error)
+        super()._move(connection, *args)
+
+
+def test_nobody_changes_a_table_between_the_look_at_it_and_the_commit(server: PostgresServer, tmp_path: Path) -> None:
+    table = Staged(server, tmp_path, "t", PRICES)
+    staged = table.stage(pyarrow.table({"id": [1], "price": [Decimal("1.75")]}))
+    table.sink = changed = ChangedMeanwhile(server.dsn)
+    assert table.commit(staged) is CommitAnswer.COMMITTED
+    assert "lock timeout" in changed.seen
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, Decimal("1.75"))])
+
+
+# -- a row that the table refuses ---------------------------------------------------------------------
+
+REFUSALS = pytest.mark.parametrize(
+    ("made", "told", "mended"),
+    [
+        (
+            ["ALTER TABLE t ADD UNIQUE (value)", "INSERT INTO t VALUES (7, 'a')"],
+            'unique constraint "t_value_key" DETAIL: Key (value)=(a) already exists.',
+            "DELETE FROM t",
+        ),
+        (
+            ["ALTER TABLE t ADD UNIQUE (value) DEFERRABLE INITIALLY DEFERRED", "INSERT INTO t VALUES (7, 'a')"],
+            "Key (value)=(a) already exists.",
+            "DELETE FROM t",
+        ),
+        (
+            ["ALTER TABLE t ADD CHECK (id > 1)"],
+            "Failing row contains (1, a).",
+            "ALTER TABLE t DROP CONSTRAINT t_id_check",
+        ),
+        (
+            ["CREATE TABLE o (id bigint PRIMARY KEY)", "ALTER TABLE t ADD FOREIGN KEY (id) REFERENCES o"],
+            'Key (id)=(1) is not present in table "o".',
+            "INSERT INTO o VALUES (1), (2)",
+        ),
+        (
+            ["ALTER TABLE t ALTER value SET NOT NULL"],
+            "Failing row contains (2, null).",
+            "ALTER TABLE t ALTER value DROP NOT NULL",
+        ),
+        (
+            [
+                "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE ''never %'', new.id; END'",
+                "CREATE TRIGGER no BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION no()",
+            ],
+            "never 1",
+            "DROP TRIGGER no ON t",
+        ),
+    ],
+    ids=["unique", "deferred", "check", "foreign key", "not null", "trigger"],
+)
+
+
+class Refusing:
+    """A table that takes no part of what is staged for it, until it is mended."""
+
+    def __init__(self, server: PostgresServer, folder: Path, made: list[str], *, check: bool) -> None:
+        self.server = server
+        self.table = Staged(server, folder, "t", columns())
+        self.table.sink = tg.PostgresTable("t", server.dsn, check=check)
+        self.sealed = Committable(0, (), (StagedBatch(0, 1, 2),))
+        assert self.table.stage(pyarrow.table({"id": [1, 2], "value": ["a", None]})) == 2
+        self.run(*made)
+
+    def run(self, *commands: str) -> None:
+        with psycopg.connect(self.server.dsn) as connection:
+            for command in commands:
+                connection.execute(command.encode())
+
+    @property
+    def state(self) -> list[Counter[tuple[Any, ...]]]:
+        tables = ("t", self.table.staging, "tidegate_epochs")
+        return [rows_of(self.server, f"SELECT * FROM {name}") for name in tables]
+
+    def check(self) -> None:
+        self.table.sink.check_commit(self.table.place, self.sealed)
+
+
+@REFUSALS
+def test_a_row_that_the_table_refuses_is_told_with_the_ways_out(
+    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+) -> None:
+    refusing = Refusing(server, tmp_path, made, check=False)
+    before = refusing.state
+    refusing.check()  # not asked for, so nothing is tried
+    with pytest.raises(SinkFailed) as refused:
+        refusing.table.commit(2)
+    assert_told(refused, told)
+    for way in ("change or delete the row", "drop the constraint", "give PostgresTable a key", "a new root"):
+        assert way in str(refused.value)
+    assert refusing.state == before
+    refusing.run(mended)
+    assert refusing.table.commit(2) is CommitAnswer.COMMITTED
+
+
+@REFUSALS
+def test_a_check_tells_the_same_before_and_changes_nothing(
+    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+) -> None:
+    refusing = Refusing(server, tmp_path, made, check=True)
+    before = refusing.state
+    with pytest.raises(SinkFailed) as refused:
+        refusing.check()
+    assert_told(refused, told)
+    assert "all tables stay at the one before" in str(refused.value)
+    assert refusing.state == before
+    refusing.run(mended)
+    before = refusing.state
+    refusing.check()
+    assert refusing.state == before
+    assert refusing.table.commit(2) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, None)])
+    refusing.check()  # what the table shows already is not tried again
+
+
+class SlowToMove(tg.PostgresTable):
+    """Its commit has moved the rows and waits."""
+
+    def __init__(self, dsn: str) -> None:
+        super().__init__("t", dsn, check=True)
+        self.has_moved, self.may_go_on = threading.Event(), threading.Event()
+
+    def _move(self, *args: Any) -> None:
+        super()._move(*args)
+        self.has_moved.set()
+        assert self.may_go_on.wait(20)
+
+
+@pytest.mark.parametrize("is_same", [True, False], ids=["of one process", "of two"])
+def test_a_check_during_a_commit_of_an_earlier_epoch_does_not_take_its_rows_for_others(
+    server: PostgresServer, tmp_path: Path, is_same: bool
+) -> None:
+    table = Staged(server, tmp_path, "t", columns())
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("ALTER TABLE t ADD UNIQUE (id)")
+    table.sink = slow = SlowToMove(server.dsn)
+    assert table.stage(pyarrow.table({"id": [1], "value": ["a"]})) == 1
+    copy = copier(slow._server(), "public", table.staging, 1, ("id", "value"))
+    list(copy(iter(pyarrow.table({"id": [2], "value": ["b"]}).to_batches())))
+    both = Committable(1, (), (StagedBatch(0, 1, 1), StagedBatch(1, 1, 1)))
+    checking = slow if is_same else tg.PostgresTable("t", server.dsn, check=True)
+    with ThreadPoolExecutor(2) as threads:
+        try:
+            commit = threads.submit(table.commit, 1)
+            assert slow.has_moved.wait(20)
+            check = threads.submit(checking.check_commit, table.place, both)
+            time.sleep(0.3)
+            assert not check.done()
+        finally:
+            slow.may_go_on.set()
+        assert commit.result() is CommitAnswer.COMMITTED
+        check.result()
+    assert slow.commit(table.place, permit(2), both) is CommitAnswer.COMMITTED
+    assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, "b")])
+
+
+@pytest.mark.spark
+def test_a_row_that_a_checked_table_refuses_keeps_every_table_at_the_checkpoint_before(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    pipeline = tg.Pipeline("shop")
+
+    @pipeline.source
+    def orders(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.sink(tg.PostgresTable("order_log", server.dsn, check=True))
+    def order_log(orders: DataFrame) -> DataFrame:
+        return orders.select("id", "key")
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake"))
+    def lake(orders: DataFrame) -> DataFrame:
+        return orders.select("id", "key")
+
+    def shown() -> list[Counter[tuple[Any, ...]]]:
+        kept = rows_of(server, "SELECT id, key FROM order_log WHERE key <> 'in the way'")
+        return [kept, table_rows(tmp_path / "lake", ["id", "key"])]
+
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("CREATE TABLE order_log (id bigint UNIQUE, key text)")
+        connection.execute("INSERT INTO order_log VALUES (30, 'in the way')")
+    write_input(tmp_path / "in", 2, 10)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    before = shown()
+    assert before == [oracle(pipeline, spark)["lake"]] * 2
+    write_input(tmp_path / "in", 2, 10, first_file=2)
+    for _ in range(2):
+        with pytest.raises(
+            CheckpointsFailed, match=r"order_log refuses a row: .*Key \(id\)=\(30\) already exists"
+        ) as no:
+            run_to_end(pipeline, tmp_path / "root", spark)
+        assert_told(no, "all tables stay at the one before. What to do: change or delete the row")
+        assert shown() == before
+    with psycopg.connect(server.dsn) as connection:
+        connection.execute("DELETE FROM order_log WHERE key = 'in the way'")
+    run_to_end(pipeline, tmp_path / "root", spark)
+    assert shown() == [oracle(pipeline, spark)["lake"]] * 2
 
 
 # -- credentials --------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 import tidegate as tg
+from tidegate.errors import SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
@@ -50,6 +51,12 @@ class CountingTable(tg.DeltaTable):
         self.batches: list[int] = []
         self.may_commit = threading.Event()
         self.may_commit.set()
+        self.refusal = ""
+        """Why it takes no rows, if it does not."""
+
+    def check_commit(self, place: SinkPlace, committable: Committable) -> None:  # noqa: ARG002
+        if self.refusal:
+            raise SinkFailed(self.refusal)
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
         assert self.may_commit.wait(20)

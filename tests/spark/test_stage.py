@@ -275,3 +275,19 @@ tidegate.errors.SinkFailed: orders: a string holds a NUL
 def test_the_cause_of_a_failure_is_told_in_one_line(said: str, cause: str) -> None:
     assert cause_of(said).startswith(cause)
     assert "\n" not in cause_of(said)
+
+
+def test_a_table_that_would_refuse_the_rows_stops_the_checkpoint_and_not_the_next(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        pipeline.table.refusal = "the table refuses a row"
+        refused = pipeline.generation.trigger()
+        pipeline.poll_until(lambda: not pipeline.generation.is_under_way(refused))
+        (ended,) = pipeline.generation.coordinator.history
+        assert ended.abort_detail == "stage 'table': the table refuses a row"
+        assert not pipeline.generation.completed(refused)
+        assert pipeline.table.batches == []
+        pipeline.table.refusal = ""
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        assert pipeline.table.batches == [0, 1]

@@ -13,6 +13,9 @@ The rules:
   again): the last time counts, and nothing of the times before may stay. Batches of different generations never mix.
 - **prepare** is not a call: what a batch has staged is durable when `stage` returns, so sealing it is naming it. A
   committable names everything that the table does not show yet, not only the last epoch's.
+- **check_commit** is for a sink whose table may refuse rows (a `CheckingSink`): it comes for what was sealed, before
+  the checkpoint may be decided. If it raises, the checkpoint is aborted, so that no other table shows it either. It
+  comes on another thread than a commit, and one may be under way. It need not guarantee that the commit will succeed.
 - **commit** comes only for decided checkpoints. It shows what lies in batches after the table's own last one, so epochs
   may overlap and none leaves a hole. It may come again for the same epoch, after a crash and from another process too:
   then it answers `ALREADY` and changes nothing. Epochs come in order. What it cannot show, because rows are missing or
@@ -166,6 +169,15 @@ class Sink(Protocol):
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
         """Remove what older generations have staged: what of it was decided is visible."""
+        ...
+
+
+@runtime_checkable
+class CheckingSink(Sink, Protocol):
+    """A sink that can tell before the decision whether its table takes the rows."""
+
+    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
+        """Raise `SinkFailed` if the table, as it is now, would refuse what was sealed. Changes nothing."""
         ...
 
 

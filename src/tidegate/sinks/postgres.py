@@ -13,54 +13,47 @@ Rows go from Spark's executors to the server by COPY and never pass through the 
 from __future__ import annotations
 
 import hashlib
-import importlib
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
+from tidegate.errors import Fenced, InvalidConfig, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.config import as_ms
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.staging import as_names, check_key, foreign_table, quoted, refuse_foreign, refuse_put_back
+from tidegate.sinks.postgres_copy import BATCH as _BATCH
+from tidegate.sinks.postgres_copy import PART as _PART
+from tidegate.sinks.postgres_copy import copier, copyable
+from tidegate.sinks.postgres_types import type_name, why_not_held
+from tidegate.sinks.staging import as_names, check_key, foreign_table, refuse_foreign, refuse_put_back
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
     import psycopg
     from psycopg.sql import Composed, Identifier
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import DataType, StructType
+
+    from tidegate.sinks.postgres_connection import Server
 
 _EPOCHS: Final = "tidegate_epochs"
 _STAGING: Final = "tidegate_staging"
-_BATCH: Final = "tidegate_batch"
-_PART: Final = "tidegate_part"
-_CONNECT_SECONDS: Final = 10
-_LOCK_SECONDS: Final = 30
 _LONGEST_NAME: Final = 63
-_DAY_US: Final = 86_400_000_000
-_FIRST_DAY: Final = -719_162
-"""1 January of the year 1, in days since 1970."""
-_LAST_DAY: Final = 11_248_737
-"""31 December 32767: a later one is not written as it is."""
-
-_TYPES: Final = {
-    "boolean": "boolean",
-    "byte": "smallint",
-    "short": "smallint",
-    "integer": "integer",
-    "long": "bigint",
-    "float": "real",
-    "double": "double precision",
-    "string": "text",
-    "binary": "bytea",
-    "date": "date",
-    "timestamp": "timestamp with time zone",
-    "timestamp_ntz": "timestamp without time zone",
-    "array": "jsonb",
-    "map": "jsonb",
-    "struct": "jsonb",
-}
+_LET_IT_IN: Final = (
+    "change or delete the row that is in its way, or drop the constraint, and start again; "
+    "or give PostgresTable a key, by which rows are replaced"
+)
+_REFUSED_AT_COMMIT: Final = (
+    "So the table shows nothing of this checkpoint, which other tables may show already. What to do: "
+    f"{_LET_IT_IN}; or change the pipeline and start it on a new root with new tables. "
+    "PostgresTable(check=True) refuses such a checkpoint before it is taken"
+)
+_REFUSED_BEFORE: Final = (
+    "So there is no such checkpoint, and all tables stay at the one before. What to do: "
+    f"{_LET_IT_IN}; or change the pipeline so that it writes no such row, and start again"
+)
 
 
 class PostgresTable:
@@ -69,11 +62,24 @@ class PostgresTable:
     `table` is `name` or `schema.name`; without a schema it is in `public`, whatever the `search_path`. `dsn` is a
     connection string or URL; what it leaves out comes from the usual environment variables (PGHOST, PGUSER, PGPASSWORD,
     …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
+
+    `timeout` bounds each statement. A server that does not answer for that long is given up, and told as an error.
+
+    With `check`, the rows of every checkpoint are first tried in a transaction that is rolled back: if the table does
+    not take one (UNIQUE, CHECK, a foreign key, …), there is no such checkpoint. It costs as much as the commit itself.
     """
 
     is_exactly_once = True
 
-    def __init__(self, table: str, dsn: str = "", *, key: str | Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        table: str,
+        dsn: str = "",
+        *,
+        key: str | Sequence[str] = (),
+        timeout: str = "10m",
+        check: bool = False,
+    ) -> None:
         schema, _, name = table.rpartition(".")
         if not name or "." in schema:
             raise InvalidPipeline(f"a PostgreSQL table is called 'name' or 'schema.name', not {table!r}")
@@ -81,6 +87,12 @@ class PostgresTable:
         self._name = name
         self._dsn = dsn
         self._key = as_names(key)
+        self._timeout_ms = as_ms("timeout", timeout)
+        if not self._timeout_ms:
+            raise InvalidConfig(f"timeout is {timeout!r}; it must be at least 1ms, such as 10m")
+        self._check = check
+        self._turn = threading.Lock()
+        """A check and a commit take turns here: in the server one would end the other, if it took long."""
 
     def __repr__(self) -> str:
         return f"PostgresTable({self._schema}.{self._name})"
@@ -101,7 +113,7 @@ class PostgresTable:
             ).fetchone()
             if found is None or found[1] is None:
                 return None
-            return f"{_server(connection)} {found[0]} {found[1]}"
+            return f"{_server_number(connection)} {found[0]} {found[1]}"
 
     # -- the table itself -------------------------------------------------------------------------
 
@@ -126,24 +138,53 @@ class PostgresTable:
                     f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
                     f"change the stage or the table, or write to a new table"
                 )
-            generated = self._generated(connection)
-            if generated is not None:
-                raise SinkFailed(
-                    f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
-                    f"writes them; take that off the column, or write to a new table"
-                )
-            if self._key and not self._has_unique_key(connection):
-                raise SinkFailed(
-                    f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
-                    f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
-                    f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
-                )
+            self._check_takes_rows(connection, place)
             return True
+
+    def _check_takes_rows(self, connection: psycopg.Connection[Any], place: SinkPlace) -> None:
+        """Refuse a table that would not hold the rows as they are, or not for long."""
+        generated = self._generated(connection)
+        if generated is not None:
+            raise SinkFailed(
+                f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
+                f"writes them; take that off the column, or write to a new table"
+            )
+        if self._key and not self._has_unique_key(connection):
+            raise SinkFailed(
+                f"{self.describe()} has no primary key or unique index on ({', '.join(self._key)}), without which "
+                f"rows cannot be replaced by their key; create it, for the whole table, not deferrable, and on "
+                f"columns that are NOT NULL (or with NULLS NOT DISTINCT)"
+            )
+        for name, is_foreign in self._not_durable(connection):
+            if is_foreign:
+                raise SinkFailed(
+                    f"{self.describe()}: {name} is a foreign table, which does not show rows in one transaction with "
+                    f"others; write to a table of the server itself"
+                )
+            raise SinkFailed(
+                f"{self.describe()}: {name} is UNLOGGED, so a crash of the server would empty it; "
+                f"ALTER TABLE {name} SET LOGGED, or write to a new table"
+            )
+
+    def _check_unchanged(
+        self, connection: psycopg.Connection[Any], wanted: dict[str, str], name: str | None = None
+    ) -> None:
+        """Refuse a table, or that of this name, whose columns are not those of the rows: the server would convert
+        them, which rounds and cuts."""
+        found = {
+            column: kind for column, kind in self._columns(connection, name).items() if column not in (_BATCH, _PART)
+        }
+        if found != wanted:
+            of = self.describe() if name is None else f"{self.describe()}: its staging table {self._schema}.{name}"
+            raise SinkFailed(
+                f"{of} was changed during the run: {_changes(found, wanted)}. Nothing was committed; change it back "
+                f"and start again, or start the pipeline on a new root with a new table"
+            )
 
     def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
         sql = _sql()
         columns = [
-            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(_type_name(field.dataType)))
+            sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(type_name(field.dataType)))
             for field in schema.fields
         ]
         if self._key:
@@ -220,7 +261,7 @@ class PostgresTable:
 
     # -- staging ----------------------------------------------------------------------------------
 
-    def open_staging(self, place: SinkPlace, generation: int, _schema: StructType) -> None:
+    def open_staging(self, place: SinkPlace, generation: int, schema: StructType) -> None:
         sql = _sql()
         staging = self._staging(place, generation)
         with self._connected() as connection:
@@ -237,6 +278,10 @@ class PostgresTable:
                     sql.Identifier(_PART),
                 )
             )
+            # What it was made like stays as it is until this transaction ends.
+            wanted = {field.name: type_name(field.dataType) for field in schema.fields}
+            self._check_unchanged(connection, wanted)
+            self._check_unchanged(connection, wanted, staging)
 
     def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
         staging = self._staging(place, generation)
@@ -247,8 +292,8 @@ class PostgresTable:
                 _sql().SQL("DELETE FROM {} WHERE {} = %s").format(self._table(staging), _sql().Identifier(_BATCH)),
                 (batch,),
             )
-        copied = frame.select(*_copyable(frame)).mapInArrow(
-            _copier(self._dsn, self._schema, staging, batch, tuple(frame.columns)), "copied long"
+        copied = frame.select(*copyable(frame)).mapInArrow(
+            copier(self._server(), self._schema, staging, batch, tuple(frame.columns)), "copied long"
         )
         return sum(row["copied"] for row in copied.collect())
 
@@ -256,30 +301,16 @@ class PostgresTable:
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.files)
-        with self._connected() as connection:
+        with self._turn, self._connected(_REFUSED_AT_COMMIT) as connection:
             sql = _sql()
-            if not self._columns(connection):
-                raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
-            # The lock on this row makes commits and fences of one sink come one after the other.
-            _execute(
-                connection,
-                sql.SQL(
-                    "INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING"
-                ).format(self._table(_EPOCHS)),
-                self._owner(place),
-            )
-            record = self._record(connection, place, for_update=True)
-            assert record is not None
+            record = self._locked_record(connection, place)
             self._check_root(place, record)
             if record.fence > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
             refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
             if record.epoch >= permit.epoch:
                 return CommitAnswer.ALREADY
-            fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
-            for generation in sorted({each.generation for each in fresh}):
-                batches = [each for each in fresh if each.generation == generation]
-                self._move(connection, self._staging(place, generation), batches)
+            self._move_fresh(connection, place, record, committable)
             _execute(
                 connection,
                 sql.SQL(
@@ -289,6 +320,50 @@ class PostgresTable:
                 (place.root, permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
             )
         return CommitAnswer.COMMITTED
+
+    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
+        if not self._check or not any(each.rows for each in committable.batches):
+            return
+        with self._turn, self._connected(_REFUSED_BEFORE) as connection:
+            record = self._locked_record(connection, place)
+            self._move_fresh(connection, place, record, committable)
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
+            connection.rollback()
+
+    def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
+        """The lock on this row makes commits, checks and fences of one sink come one after the other."""
+        if not self._columns(connection):
+            raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
+        _execute(
+            connection,
+            _sql()
+            .SQL("INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING")
+            .format(self._table(_EPOCHS)),
+            self._owner(place),
+        )
+        record = self._record(connection, place, for_update=True)
+        assert record is not None
+        return record
+
+    def _move_fresh(
+        self, connection: psycopg.Connection[Any], place: SinkPlace, record: _Record, committable: Committable
+    ) -> None:
+        """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends."""
+        fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
+        if not fresh:
+            return
+        connection.execute(_sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table()))
+        self._check_takes_rows(connection, place)
+        for generation in sorted({each.generation for each in fresh}):
+            staging = self._staging(place, generation)
+            staged = self._columns(connection, staging)
+            if not staged:
+                raise SinkFailed(
+                    f"{self.describe()}: {self._schema}.{staging}, in which rows were staged, is gone, so nothing was "
+                    f"committed; restore it, or start the pipeline on a new root"
+                )
+            self._check_unchanged(connection, {name: staged[name] for name in staged if name not in (_BATCH, _PART)})
+            self._move(connection, staging, [each for each in fresh if each.generation == generation])
 
     def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         sql = _sql()
@@ -331,25 +406,37 @@ class PostgresTable:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    @contextmanager
-    def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """One transaction. What goes wrong is told without credentials."""
+    def _server(self) -> Server:
         try:
-            import psycopg
+            from tidegate.sinks.postgres_connection import Server
         except ImportError as error:
             raise InvalidPipeline(
                 "PostgresTable needs the package psycopg: pip install 'tidegate[postgres]'"
             ) from error
+        return Server(self._dsn, self._timeout_ms)
+
+    @contextmanager
+    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
+        """One transaction. What goes wrong is told without credentials; `if_refused`: what is said of a row that the
+        table does not take."""
+        server = self._server()
+        import psycopg
+
         try:
-            with psycopg.connect(self._dsn, **_options(self._dsn)) as connection:
-                _wait_for_locks(connection)
+            with server.transaction() as connection:
                 yield connection
         except psycopg.errors.LockNotAvailable:
             raise SinkFailed(
                 f"{self.describe()} is locked by another transaction, perhaps of an old run that hangs; end it"
             ) from None
+        except psycopg.errors.QueryCanceled as error:
+            raise SinkFailed(
+                f"{self.describe()}: {server.told(error)}; PostgresTable(timeout=…) says how long one may take"
+            ) from None
         except psycopg.Error as error:
-            raise SinkFailed(f"{self.describe()}: {scrubbed(str(error), self._dsn)}") from None
+            if if_refused and isinstance(error, psycopg.IntegrityError | psycopg.errors.RaiseException):
+                raise SinkFailed(f"{self.describe()} refuses a row: {server.told(error)} {if_refused}") from None
+            raise SinkFailed(f"{self.describe()}: {server.told(error)}") from None
 
     def _table(self, name: str | None = None) -> Identifier:
         identifier: Identifier = _sql().Identifier(self._schema, self._name if name is None else name)
@@ -388,6 +475,19 @@ class PostgresTable:
         ).fetchone()
         return None if found is None else str(found[0])
 
+    def _not_durable(self, connection: psycopg.Connection[Any]) -> list[tuple[str, bool]]:
+        """The table, or partitions of it, that do not keep rows as the record of epochs is kept; which are foreign."""
+        found: list[tuple[str, bool]] = connection.execute(
+            "WITH RECURSIVE part (number) AS (SELECT to_regclass(%s)::oid"
+            " UNION SELECT inhrelid FROM part JOIN pg_inherits ON inhparent = number"
+            " JOIN pg_class ON pg_class.oid = inhrelid WHERE relispartition)"
+            " SELECT relnamespace::regnamespace::text || '.' || quote_ident(relname), relkind = 'f'"
+            " FROM part JOIN pg_class ON pg_class.oid = number"
+            " WHERE relpersistence = 'u' OR relkind = 'f' ORDER BY 1",
+            (self._table().as_string(connection),),
+        ).fetchall()
+        return found
+
     def _has_unique_key(self, connection: psycopg.Connection[Any]) -> bool:
         # Servers before 15 do not know indnullsnotdistinct.
         found = connection.execute(
@@ -418,12 +518,12 @@ class PostgresTable:
         return None if found is None else _Record(*found)
 
     def _type(self, place: SinkPlace, name: str, kind: DataType) -> str:
-        try:
-            return _type_name(kind)
-        except KeyError:
+        why = why_not_held(kind, place.session)
+        if why is not None:
             raise InvalidPipeline(
-                f"{place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot hold; cast it"
-            ) from None
+                f"{place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot hold{why}"
+            )
+        return type_name(kind)
 
 
 class _Record:
@@ -460,12 +560,7 @@ def _comma(parts: Any) -> Composed:
     return joined
 
 
-def _options(dsn: str) -> dict[str, Any]:
-    """A server that does not answer must not hang a checkpoint."""
-    return {} if "connect_timeout" in dsn else {"connect_timeout": _CONNECT_SECONDS}
-
-
-def _server(connection: psycopg.Connection[Any]) -> str:
+def _server_number(connection: psycopg.Connection[Any]) -> str:
     """The number that a server got when it was made; where it does not tell, how it was reached."""
     import psycopg
 
@@ -477,137 +572,15 @@ def _server(connection: psycopg.Connection[Any]) -> str:
     return f"{connection.info.host}:{connection.info.port}" if found is None else str(found[0])
 
 
-def _wait_for_locks(connection: psycopg.Connection[Any]) -> None:
-    """For a while, not for ever: a run that was stopped in the middle of a transaction holds its locks."""
-    connection.execute("SELECT set_config('lock_timeout', %s, true)", (f"{_LOCK_SECONDS}s",))
-
-
 def _listed(columns: dict[str, str]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns.items())
 
 
-def _type_name(kind: DataType) -> str:
-    name = kind.typeName()
-    if name.startswith("decimal"):
-        return f"numeric({kind.precision},{kind.scale})"  # type: ignore[attr-defined]
-    if name.startswith(("varchar", "char")):
-        return "text"
-    return _TYPES[name]
-
-
-def scrubbed(text: str, dsn: str) -> str:
-    """A message without what a connection string keeps secret."""
-    from psycopg import conninfo
-
-    secrets = {dsn}
-    try:
-        found = conninfo.conninfo_to_dict(dsn)
-    except Exception:
-        return "the connection string cannot be read (it is not shown here)"
-    secrets |= {str(found[name]) for name in ("password", "sslpassword", "passfile") if found.get(name)}
-    if "://" in dsn:
-        # A password that is not written as URLs have it ends early, and its rest is taken for something else.
-        if any("@" in str(found.get(name, "")) for name in ("host", "port", "dbname")):
-            return "the password in the connection string has an @ or a /; write %40 or %2F (it is not shown here)"
-        secrets.add(dsn.partition("://")[2].rpartition("@")[0].partition(":")[2])
-    for secret in sorted(filter(None, secrets), key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return " ".join(text.split())
-
-
-# -- on the executors -------------------------------------------------------------------------------
-
-
-def _pyarrow() -> Any:
-    return importlib.import_module("pyarrow")
-
-
-def _copyable(frame: DataFrame) -> list[Column]:
-    """The columns as values that CSV can hold: JSON for what is nested, hexadecimal digits for bytes.
-
-    By plain names, because `mapInArrow` reads them as expressions.
-    """
-    from pyspark.sql import functions as F
-
-    columns: list[Column] = []
-    for field in frame.schema.fields:
-        column = F.col(quoted(field.name))
-        kind = field.dataType.typeName()
-        if kind in ("array", "map", "struct"):
-            column = F.to_json(column, {"ignoreNullFields": "false"})
-        elif kind == "binary":
-            column = F.concat(F.lit("\\x"), F.hex(column))
-        columns.append(column.alias(f"c{len(columns)}"))
-    return columns
-
-
-def _copier(
-    dsn: str, schema: str, staging: str, batch: int, names: tuple[str, ...]
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """What an executor does with a partition. It may be tried again, also while an earlier try still runs."""
-
-    def copy(batches: Iterator[Any]) -> Iterator[Any]:
-        import psycopg
-        from psycopg import sql
-        from pyspark import TaskContext
-
-        context = TaskContext.get()
-        part = 0 if context is None else context.partitionId()
-        table = sql.Identifier(schema, staging)
-        columns = sql.SQL(", ").join(map(sql.Identifier, (*names, _BATCH, _PART)))
-        copied = 0
-        try:
-            with psycopg.connect(dsn, **_options(dsn)) as connection:
-                _wait_for_locks(connection)
-                connection.execute(
-                    "SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (f"{staging} {batch} {part}",)
-                )
-                _execute(
-                    connection,
-                    sql.SQL("DELETE FROM {} WHERE {} = %s AND {} = %s").format(
-                        table, sql.Identifier(_BATCH), sql.Identifier(_PART)
-                    ),
-                    (batch, part),
-                )
-                statement = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, columns)
-                with connection.cursor() as cursor, cursor.copy(statement) as into:
-                    for each in batches:
-                        if each.num_rows:
-                            into.write(_as_csv(each.rename_columns(list(names)), batch, part))
-                            copied += each.num_rows
-        except (psycopg.Error, ValueError) as error:
-            raise RuntimeError(f"could not copy into {schema}.{staging}: {scrubbed(str(error), dsn)}") from None
-        yield _pyarrow().RecordBatch.from_pydict({"copied": [copied]})
-
-    return copy
-
-
-def _writable(rows: Any) -> Any:
-    """Moments in UTC: offsets of former times have seconds, which CSV has no place for. And no year that it garbles."""
-    pyarrow, compute = _pyarrow(), importlib.import_module("pyarrow.compute")
-    for index, field in enumerate(rows.schema):
-        if pyarrow.types.is_timestamp(field.type):
-            zone = None if field.type.tz is None else "UTC"
-            rows = rows.set_column(index, field.name, rows.column(index).cast(pyarrow.timestamp("us", zone)))
-            number, per_day = pyarrow.int64(), _DAY_US
-        elif pyarrow.types.is_date32(field.type):
-            number, per_day = pyarrow.int32(), 1
-        else:
-            continue
-        ends = compute.min_max(rows.column(index).cast(number)).as_py()
-        if any(end is not None and not _FIRST_DAY <= end // per_day <= _LAST_DAY for end in ends.values()):
-            raise ValueError(f"column {field.name!r} holds a year before 1 or after 32767, which cannot be copied")
-    return rows
-
-
-def _as_csv(rows: Any, batch: int, part: int) -> bytes:
-    pyarrow, csv = _pyarrow(), importlib.import_module("pyarrow.csv")
-    table = pyarrow.Table.from_batches([_writable(rows)])
-    count = table.num_rows
-    table = table.append_column(_BATCH, pyarrow.repeat(pyarrow.scalar(batch, pyarrow.int64()), count))
-    table = table.append_column(_PART, pyarrow.repeat(pyarrow.scalar(part, pyarrow.int32()), count))
-    into = pyarrow.BufferOutputStream()
-    # Strings are quoted, null is not: so an empty string and null stay two things.
-    csv.write_csv(table, into, csv.WriteOptions(include_header=False, quoting_style="needed"))
-    data: bytes = into.getvalue().to_pybytes()
-    return data
+def _changes(found: dict[str, str], wanted: dict[str, str]) -> str:
+    """What columns have become, against what they were."""
+    changes = [
+        f"{name} is {found[name]}, not {kind}" if name in found else f"{name} is gone"
+        for name, kind in wanted.items()
+        if found.get(name) != kind
+    ]
+    return ", ".join([*changes, *(f"{name} is new" for name in found if name not in wanted)])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, StageFailed, first_line
+from tidegate.errors import DamagedCheckpoint, SinkFailed, StageFailed, first_line
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -34,7 +34,16 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
 from tidegate.protocol.recovery import checkpoint_name
-from tidegate.sinks.contract import Committable, RowSink, SinkPlace, Staged, StagedBatch, StagedFile, decode_committable
+from tidegate.sinks.contract import (
+    CheckingSink,
+    Committable,
+    RowSink,
+    SinkPlace,
+    Staged,
+    StagedBatch,
+    StagedFile,
+    decode_committable,
+)
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
@@ -604,20 +613,24 @@ class RunningStage:
         reached(Step.STAGE_CUT)
         part = _Part(cut, self, self._now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
-        part.snapshot = self._uploads.submit(
-            self._take, self.checkpoint, cut.barrier.checkpoint_id, cut.batch, cut.barrier.is_full_snapshot
-        )
+        part.snapshot = self._uploads.submit(self._take, self.checkpoint, part)
 
-    def _take(
-        self, checkpoint: Path, checkpoint_id: int, batch: int | None, full: bool
-    ) -> tuple[tuple[SnapshotFile, ...], int, int]:
+    def _take(self, checkpoint: Path, part: _Part) -> tuple[tuple[SnapshotFile, ...], int, int]:
         """Runs on the upload thread."""
         started = time.monotonic_ns()
+        cut = part.cut
         files: tuple[SnapshotFile, ...] = ()
         new_bytes = 0
-        if batch is not None:
-            files, new_bytes = self._snapshotter.take(checkpoint, checkpoint_id, batch, full=full)
-        return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
+        if cut.batch is not None:
+            files, new_bytes = self._snapshotter.take(
+                checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
+            )
+        snapshot_ms = (time.monotonic_ns() - started) // 1_000_000
+        # After the snapshot, because Spark deletes what that needs when the stage has run on for long.
+        sink, place = self.definition.sink, self._place.sink
+        if isinstance(sink, CheckingSink) and place is not None and part.committable is not None:
+            sink.check_commit(place, decode_committable(part.committable))
+        return files, new_bytes, snapshot_ms
 
     def _finish_parts(self) -> None:
         for checkpoint_id, part in tuple(self._parts.items()):
@@ -626,7 +639,8 @@ class RunningStage:
             error = part.snapshot.exception()
             if error is not None:
                 del self._parts[checkpoint_id]
-                self._decline(self.name, checkpoint_id, f"the snapshot could not be stored: {error}")
+                why = str(error) if isinstance(error, SinkFailed) else f"the snapshot could not be stored: {error}"
+                self._decline(self.name, checkpoint_id, why)
                 continue
             snapshot = self._snapshot_of(part)
             part.snapshot = None

@@ -35,6 +35,7 @@ from tidegate.errors import Fenced, ForeignTable, SinkFailed, TablePutBack, Tide
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
+    CheckingSink,
     CommitAnswer,
     Committable,
     FileSink,
@@ -413,6 +414,20 @@ class SinkConformance:
         assert run.commit(2) is CommitAnswer.COMMITTED
         assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
         run.sink.forget_staged(run.place, 2)  # may come again
+
+    def test_a_check_of_what_was_sealed_changes_nothing(self) -> None:
+        run = self.start("checked")
+        if not isinstance(run.sink, CheckingSink):
+            return
+        run.stage([(1, "a"), (2, "b")])
+        for _ in range(2):
+            run.sink.check_commit(run.place, run.sealed())
+        assert self.shown("checked") == Counter()
+        assert run.sink.facts(run.place).committed_epoch == 0
+        assert run.commit(1) is CommitAnswer.COMMITTED
+        run.stage([(3, "c")])
+        run.sink.check_commit(run.place, run.sealed())  # names what the table shows already, too
+        assert self.shown("checked") == Counter([(1, "a"), (2, "b")])
 
     def test_what_was_staged_for_the_other_kind_of_sink_is_not_taken_for_nothing(self) -> None:
         run = self.start("foreign")
