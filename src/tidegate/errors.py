@@ -15,7 +15,8 @@
      ├─ StageFailed              a stage's query failed, more often than it may
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
-     │   └─ Fenced                 the table was fenced by a newer generation
+     │   ├─ Fenced                 the table was fenced by a newer generation
+     │   └─ ConflictingRows        of several rows of one key nothing tells which is the newest
      ├─ CheckpointError          the call does not fit the checkpoint's phase
      │   ├─ CheckpointInProgress   as many as allowed are under way; try again later
      │   ├─ NoCheckpointInProgress there is none with that id to act on
@@ -116,6 +117,10 @@ class SinkFailed(TidegateError):
 
 class Fenced(SinkFailed):
     """The table was fenced by a newer generation: this run's commits come too late."""
+
+
+class ConflictingRows(SinkFailed):
+    """Of several rows of one key in a batch nothing tells which is the newest. Trying again brings the same rows."""
 
 
 class CheckpointError(TidegateError):

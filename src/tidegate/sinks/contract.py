@@ -17,6 +17,8 @@ The rules:
   may overlap and none leaves a hole. It may come again for the same epoch, after a crash and from another process too:
   then it answers `ALREADY` and changes nothing. Epochs come in order. What it cannot show, because rows are missing or
   were staged for a sink of the other kind, it refuses with `SinkFailed`.
+- **check** comes, where a sink has it, before its stage reports what it has staged to a checkpoint: what cannot be
+  committed is found before the checkpoint is decided, and not when other tables show it already.
 - **abort** of a checkpoint is not a call either: what was staged stays, and the next checkpoint seals it again. What a
   lost generation has staged after the checkpoint that the pipeline was restored from is never sealed, so it is never
   shown; `forget_staged` removes it.
@@ -174,4 +176,29 @@ class RowSink(Sink, Protocol):
 
     def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
         """Stage a batch instead of whatever was staged of it before. Returns its rows."""
+        ...
+
+
+@runtime_checkable
+class CheckedSink(Sink, Protocol):
+    """A sink that looks at what was staged before a checkpoint of it is decided."""
+
+    def check(self, place: SinkPlace, committable: Committable) -> None:
+        """Raise `SinkFailed` if this could not be committed: then the checkpoint is aborted. Changes nothing.
+
+        It comes beside commits of older epochs, which may remove what they have shown.
+        """
+        ...
+
+
+@runtime_checkable
+class OrderedSink(Sink, Protocol):
+    """A sink that knows whether rows must come to it in order."""
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether rows of a later batch take the place of those of an earlier one, so that none may overtake another.
+
+        Then each of its batches, and of the stages before it, reads one segment of each input at most.
+        """
         ...

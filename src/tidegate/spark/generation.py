@@ -22,6 +22,7 @@ import msgspec
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
+    ConflictingRows,
     Fenced,
     SinkFailed,
     StoreUnavailable,
@@ -430,7 +431,7 @@ class Generation:
 
     def _on_commit_ended(self, name: str, permit: CommitPermit, future: Future[CommitAnswer]) -> None:
         error = future.exception()
-        if isinstance(error, Fenced):
+        if isinstance(error, Fenced | ConflictingRows):
             raise error
         if error is not None:
             is_ours = isinstance(error, TidegateError)

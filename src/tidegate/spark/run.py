@@ -30,6 +30,7 @@ from pyspark import inheritable_thread_target
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
+    ConflictingRows,
     Fenced,
     InvalidConfig,
     RecoveryRefused,
@@ -47,7 +48,9 @@ from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
+from tidegate.spark.gate import WINDOW
 from tidegate.spark.generation import Bounds, Generation
+from tidegate.spark.order import in_order
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
@@ -269,7 +272,7 @@ class _Run:
                 self._drive(generation)
                 return
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable) as error:
-                if isinstance(error, Fenced) or (generation is None and not failures):
+                if isinstance(error, Fenced | ConflictingRows) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
                 self._check_not_superseded()
                 if generation is not None and generation.has_advanced:
@@ -405,12 +408,13 @@ class _Run:
     def _start(self, generation: Generation, built: dict[str, queries.Built]) -> None:
         """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
         starts = {}
+        ordered = in_order(self._definitions, {name for name, each in built.items() if each.aggregates})
         for definition in self._definitions:
             stage = generation.stages[definition.name]
             output = generation.output_of(definition)
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
-            stage.open_gates(built[definition.name].sources)
+            stage.open_gates(built[definition.name].sources, window=1 if definition.name in ordered else WINDOW)
             start = queries.starting(
                 definition,
                 built[definition.name].frame,

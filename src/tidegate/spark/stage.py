@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -33,7 +33,16 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
 from tidegate.protocol.recovery import checkpoint_name
-from tidegate.sinks.contract import Committable, RowSink, SinkPlace, Staged, StagedBatch, StagedFile, decode_committable
+from tidegate.sinks.contract import (
+    CheckedSink,
+    Committable,
+    RowSink,
+    SinkPlace,
+    Staged,
+    StagedBatch,
+    StagedFile,
+    decode_committable,
+)
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
@@ -48,7 +57,7 @@ from tidegate.spark.filelog import (
     read_source_log,
     trim_log,
 )
-from tidegate.spark.gate import Gate
+from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
@@ -193,15 +202,17 @@ class RunningStage:
             restored = decode_committable(start.committable)
             self._staged = [*restored.files, *restored.batches]
 
-    def open_gates(self, sources: Sequence[StageSource]) -> None:
-        """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
+    def open_gates(self, sources: Sequence[StageSource], window: int = WINDOW) -> None:
+        """Lay the gates, with what was in flight at the checkpoint that the stage starts from. `window`: see `Gate`.
 
         If it was cut before the batch without data that writes out what the watermark has closed, a nudge makes up for
         that batch.
         """
         self._consumed = [_Consumed(source, self._positions[source.input]) for source in sources]
         self.gates = {
-            name: Gate(self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name])
+            name: Gate(
+                self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name], window
+            )
             for name in self.definition.inputs
         }
         for name, segments in ({} if self.start is None else self.start.in_flight).items():
@@ -552,11 +563,16 @@ class RunningStage:
         part = _Part(cut, self, self._now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
         part.snapshot = self._uploads.submit(
-            self._take, self.checkpoint, cut.barrier.checkpoint_id, cut.batch, cut.barrier.is_full_snapshot
+            self._take,
+            self.checkpoint,
+            cut.barrier.checkpoint_id,
+            cut.batch,
+            cut.barrier.is_full_snapshot,
+            part.committable,
         )
 
     def _take(
-        self, checkpoint: Path, checkpoint_id: int, batch: int | None, full: bool
+        self, checkpoint: Path, checkpoint_id: int, batch: int | None, full: bool, committable: str | None
     ) -> tuple[tuple[SnapshotFile, ...], int, int]:
         """Runs on the upload thread."""
         started = time.monotonic_ns()
@@ -564,6 +580,9 @@ class RunningStage:
         new_bytes = 0
         if batch is not None:
             files, new_bytes = self._snapshotter.take(checkpoint, checkpoint_id, batch, full=full)
+        sink, place = self.definition.sink, self._place.sink
+        if isinstance(sink, CheckedSink) and place is not None and committable is not None:
+            sink.check(place, decode_committable(committable))
         return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
 
     def _finish_parts(self) -> None:
@@ -573,7 +592,11 @@ class RunningStage:
             error = part.snapshot.exception()
             if error is not None:
                 del self._parts[checkpoint_id]
-                self._decline(self.name, checkpoint_id, f"the snapshot could not be stored: {error}")
+                if isinstance(error, ConflictingRows):
+                    raise error  # the next checkpoint would meet the same rows
+                refused = isinstance(error, SinkFailed)
+                why = str(error) if refused else f"the snapshot could not be stored: {error}"
+                self._decline(self.name, checkpoint_id, why)
                 continue
             snapshot = self._snapshot_of(part)
             part.snapshot = None
