@@ -18,7 +18,8 @@
      ├─ SinkFailed               a table cannot be written as it stands
      │   ├─ Fenced                 the table was fenced by a newer generation
      │   ├─ ForeignTable           the table belongs to another root of the pipeline
-     │   └─ TablePutBack           the table was put back to an older state, and would keep a hole
+     │   ├─ TablePutBack           the table was put back to an older state, and would keep a hole
+     │   └─ ConflictingRows        of several rows of one key nothing tells which is the newest
      ├─ CheckpointError          the call does not fit the checkpoint's phase
      │   ├─ CheckpointInProgress   as many as allowed are under way; try again later
      │   ├─ NoCheckpointInProgress there is none with that id to act on
@@ -139,6 +140,10 @@ class TablePutBack(SinkFailed):
         super().__init__(what)
         self.epoch = epoch
         self.next_batch = next_batch
+
+
+class ConflictingRows(SinkFailed):
+    """Of several rows of one key in a batch nothing tells which is the newest. Trying again brings the same rows."""
 
 
 class CheckpointError(TidegateError):

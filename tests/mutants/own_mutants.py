@@ -18,6 +18,7 @@ from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
+from tidegate.spark.order import in_order
 from tidegate.spark.pausing import PausableSource
 from tidegate.spark.stage import RunningStage
 from tidegate.testing.simulator.instance import SimulatedInstance
@@ -450,5 +451,36 @@ OWN_DEFECTS: Final = (
             )
         ),
         played_properties.an_input_that_has_delivered_nothing_can_be_nudged,
+    ),
+    # -- order
+    Mutant(
+        "a_batch_reads_several_segments_where_order_matters",
+        Section.OWN,
+        "rows of several segments meet in one batch, and of a key any one of them stays in the table",
+        rewrite(Edit(Gate.flush, "self._window - len", "WINDOW - len")),
+        properties.a_batch_that_must_keep_order_sees_one_segment,
+    ),
+    Mutant(
+        "only_the_sink_keeps_order",
+        Section.OWN,
+        "a stage between counts and their table mixes the counts of several batches",
+        rewrite(Edit(in_order, "wanted.update(each.inputs)", "pass")),
+        properties.order_is_kept_on_the_whole_way_to_a_table_with_a_key,
+    ),
+    Mutant(
+        "an_aggregation_of_updates_takes_them_in_any_order",
+        Section.OWN,
+        "a stage that aggregates updates reads several of one key in one batch",
+        rewrite(
+            Edit(in_order, "(each.name not in aggregating or each.name in updated)", "each.name not in aggregating")
+        ),
+        properties.order_is_kept_on_the_whole_way_to_a_table_with_a_key,
+    ),
+    Mutant(
+        "newest_by_is_not_believed",
+        Section.OWN,
+        "a table that has a column to order by holds up all stages before it",
+        rewrite(Edit(in_order, " and each.sink.needs_order", "")),
+        properties.order_is_kept_on_the_whole_way_to_a_table_with_a_key,
     ),
 )

@@ -5,8 +5,12 @@ Each returns on the real code, and raises AssertionError under the mutant that i
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import tidegate as tg
 from tests.mutants.scenarios import quiet
 from tidegate.errors import (
     BarrierConflict,
@@ -21,7 +25,7 @@ from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Abort, AbortReason, Coordinator, ReportAnswer, StageReport
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.injector import Injector
-from tidegate.protocol.messages import MAX_U64, Barrier, Flag
+from tidegate.protocol.messages import MAX_U64, Barrier, Flag, Segment, SegmentFile
 from tidegate.protocol.quorum import (
     Ack,
     AckAnswer,
@@ -32,6 +36,9 @@ from tidegate.protocol.quorum import (
     Waiting,
 )
 from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, recover
+from tidegate.spark.filelog import METADATA
+from tidegate.spark.gate import Gate
+from tidegate.spark.order import in_order
 from tidegate.testing.simulator.cluster import Cluster
 
 FIRST = Barrier(1, 1)
@@ -284,3 +291,47 @@ def no_fall_back_before_the_sinks_are_fenced() -> None:
     fenced = recover(Facts(log, {"table": SinkFacts(1, fence=2)}, health))
     assert isinstance(fenced, Restore)
     assert fenced.skipped == (2,)
+
+
+# -- order ------------------------------------------------------------------------------------------
+
+
+def a_batch_that_must_keep_order_sees_one_segment() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        gate = Gate(Path(folder) / "gate", Path(folder), 0, window=1)
+        for sequence in (1, 2, 3):
+            gate.release(Segment(sequence, sequence, (SegmentFile(f"{sequence}.parquet", 10),)))
+            gate.flush()
+        shown = [line for log in (gate.folder / METADATA).iterdir() for line in log.read_text("utf-8").splitlines()[1:]]
+        assert len(shown) == 1, "rows of several segments have no order in a batch"
+
+
+def stages_in_order(newest_by: Sequence[str] = ()) -> frozenset[str]:
+    """Of counts that go through a stage, and sums of them, into a table each."""
+    pipeline = tg.Pipeline("counting")
+    table = tg.DeltaTable("/lake/table", key="key", newest_by=newest_by)
+
+    def define(name: str, decorate: Callable[..., Any], reads: str, **options: Any) -> None:
+        def function(_frame: Any) -> Any:
+            raise AssertionError("no function is called here")
+
+        function.__name__ = name
+        decorate(inputs=[reads], **options)(function)
+
+    @pipeline.source
+    def rows() -> Any:
+        raise AssertionError("no function is called here")
+
+    define("clean", pipeline.stage, "rows")
+    define("counts", pipeline.stage, "clean", output_mode="update")
+    define("relay", pipeline.stage, "counts")
+    define("sums", pipeline.stage, "relay", output_mode="update")
+    define("table", lambda **options: pipeline.sink(table, **options), "relay")
+    define("sums_table", lambda **options: pipeline.sink(table, **options), "sums")
+    define("log", lambda **options: pipeline.sink(tg.DeltaTable("/lake/log"), **options), "relay")
+    return in_order(pipeline.validated(), {"counts", "sums"})
+
+
+def order_is_kept_on_the_whole_way_to_a_table_with_a_key() -> None:
+    assert stages_in_order() == {"relay", "table", "sums", "sums_table"}
+    assert stages_in_order(newest_by=["n"]) == frozenset()

@@ -700,6 +700,9 @@ class MergedWithoutSpark:
         self._path = path
         self._files = [file.path for file in files]
 
+    def conflict(self, _fresh: Sequence[StagedFile]) -> None:
+        return None
+
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
         old = [self._path / name for name in self._files]
         new = [Path(file.path) for file in sorted(fresh, key=lambda file: file.batch)]

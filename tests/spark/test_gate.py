@@ -161,6 +161,20 @@ def test_a_full_window_opens_by_what_was_consumed(gate: Gate) -> None:
     assert gate.lag == 2 * WINDOW - 10
 
 
+def test_with_a_window_of_one_each_batch_sees_one_whole_segment(tmp_path: Path) -> None:
+    gate = Gate(tmp_path / "gate", tmp_path, 0, window=1)
+    for sequence in range(1, 40):
+        gate.release(named(sequence, files=2))
+    consumed = 0
+    while gate.lag:
+        for _ in range(2):
+            gate.flush()
+        assert [each for each in seen_by_spark(gate) if each > consumed] == [consumed + 1, consumed + 1]
+        consumed += 1
+        gate.on_consumed(consumed)
+    assert consumed == 39
+
+
 def test_a_gate_of_a_restored_reader_starts_behind_its_position(tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", tmp_path, 41)
     gate.release(named(42))

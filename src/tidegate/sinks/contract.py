@@ -177,7 +177,10 @@ class CheckingSink(Sink, Protocol):
     """A sink that can tell before the decision whether its table takes the rows."""
 
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:
-        """Raise `SinkFailed` if the table, as it is now, would refuse what was sealed. Changes nothing."""
+        """Raise `SinkFailed` if the table, as it is now, would refuse what was sealed. Changes nothing.
+
+        It comes beside commits of older epochs, which may remove what they have shown.
+        """
         ...
 
 
@@ -203,4 +206,17 @@ class RowSink(Sink, Protocol):
 
     def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
         """Stage a batch instead of whatever was staged of it before. Returns its rows."""
+        ...
+
+
+@runtime_checkable
+class OrderedSink(Sink, Protocol):
+    """A sink that knows whether rows must come to it in order."""
+
+    @property
+    def needs_order(self) -> bool:
+        """Whether rows of a later batch take the place of those of an earlier one, so that none may overtake another.
+
+        Then each of its batches, and of the stages before it, reads one segment of each input at most.
+        """
         ...

@@ -5,7 +5,8 @@ links the epoch's files into the table and adds them in one transaction, which a
 batch and the generation as application transactions. The table's own record makes a repeated commit do nothing. Another
 one, of the root that the owner's rows come from, is made before anything is staged.
 
-With a `key`, a commit replaces the rows of the table that have a key of the epoch's (`sinks/upsert.py`).
+With a `key`, a commit replaces the rows of the table that have a key of the epoch's (`sinks/upsert.py`). What was
+staged is looked through before a checkpoint is decided: different rows of one key in a batch are refused.
 """
 
 from __future__ import annotations
@@ -30,10 +31,12 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
 from tidegate.sinks.features import unwritable
-from tidegate.sinks.scan import active_files
+from tidegate.sinks.scan import TableFile, active_files
 from tidegate.sinks.staging import (
     as_names,
     check_key,
+    check_newest_by,
+    conflicting_rows,
     foreign_table,
     forget_generations,
     generation_folder,
@@ -49,6 +52,8 @@ from tidegate.storage.parquet import count_rows
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
+    from tidegate.sinks.upsert import Upsert
+
 _STAGING: Final = "_tidegate"
 _MERGE: Final = "merge-"
 _RESERVED: Final = "_tidegate_"
@@ -59,8 +64,8 @@ _COMMIT_TRIES: Final = 5
 class DeltaTable:
     """A Delta table that a sink stage appends to or, with a `key`, inserts into and updates.
 
-    `partition_by` names its partition columns. `key` names the columns by which a new row replaces an old one; of
-    several rows with one key in an epoch that of the last batch counts.
+    `partition_by` names its partition columns. `key` names the columns by which a new row replaces an old one, and
+    `newest_by` those that tell which of them is the newer one, whenever it comes; without it the later one is.
     """
 
     is_exactly_once = True
@@ -71,10 +76,14 @@ class DeltaTable:
         partition_by: str | Sequence[str] = (),
         *,
         key: str | Sequence[str] = (),
+        newest_by: str | Sequence[str] = (),
     ) -> None:
         self._path = plain_path(path)
         self._partition_by = as_names(partition_by)
         self._key = as_names(key)
+        self._newest_by = as_names(newest_by)
+        self._checked: dict[str, frozenset[str]] = {}
+        """The staged files of each owner that were looked through."""
         self._wanted: dict[str, deltalake.Schema] = {}
         """What each owner writes, as it was checked."""
 
@@ -101,6 +110,10 @@ class DeltaTable:
     def partition_by(self) -> tuple[str, ...]:
         # What is merged at a commit is partitioned then.
         return () if self._key else self._partition_by
+
+    @property
+    def needs_order(self) -> bool:
+        return bool(self._key) and not self._newest_by
 
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
         return generation_folder(self._path / _STAGING / place.owner, generation)
@@ -136,9 +149,7 @@ class DeltaTable:
             raise SinkFailed(
                 f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
             )
-        wanted, found = self._wanted.get(place.owner), table.schema()
-        if wanted is None:
-            raise InvariantViolation(f"{self.describe()} was not checked for {place.owner} before its first commit")
+        wanted, found = self._schema_of(place), table.schema()
         if _columns(found) != _columns(wanted):
             raise SinkFailed(
                 f"{self.describe()} has the columns {_columns(found)}, but {place.owner} writes {_columns(wanted)}; "
@@ -158,8 +169,15 @@ class DeltaTable:
                 f"not by {self._partition_by or 'nothing'}"
             )
 
+    def _schema_of(self, place: SinkPlace) -> deltalake.Schema:
+        """What an owner writes."""
+        if place.owner not in self._wanted:
+            raise InvariantViolation(f"{self.describe()} was not checked for {place.owner} before its first commit")
+        return self._wanted[place.owner]
+
     def _check_columns(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
         check_key(self.describe(), self._key, place, schema, output_mode)
+        check_newest_by(self.describe(), self._newest_by, self._key, place, schema)
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise InvalidPipeline(
@@ -233,6 +251,30 @@ class DeltaTable:
 
     # -- committing -------------------------------------------------------------------------------
 
+    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
+        if self._key:
+            self._refuse_conflicts(place, committable.files)
+            self._checked[place.owner] = frozenset(file.path for file in committable.files)
+
+    def _refuse_conflicts(self, place: SinkPlace, staged: Sequence[StagedFile]) -> None:
+        """Refuse different rows of one key in a batch, in what was not looked through yet."""
+        from pyspark.errors import PySparkException
+
+        known = self._checked.get(place.owner, frozenset())
+        unknown = [file for file in staged if file.rows and file.path not in known]
+        # A commit beside us may remove what it has shown.
+        while fresh := [file for file in unknown if Path(file.path).exists()]:
+            try:
+                key = self._upsert(place, self._schema_of(place), ()).conflict(fresh)
+            except PySparkException as error:
+                if not all(Path(file.path).exists() for file in fresh):
+                    continue
+                raise SinkFailed(f"{self.describe()}: what was staged cannot be read: {first_line(error)}") from error
+            if key is not None:
+                raise conflicting_rows(self.describe(), place, key, self._newest_by)
+            break
+        self._checked[place.owner] = known | {file.path for file in unknown}
+
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.batches)
         for _ in range(_COMMIT_TRIES):
@@ -262,6 +304,8 @@ class DeltaTable:
                 _transaction(place, "batch", max(shown, committable.through_batch + 1)),
                 _root(place),
             ]
+            if self._key:
+                self._refuse_conflicts(place, fresh)
             # Made for this version of the table or an older one, and never shown: once ours has followed on this
             # version, none of them can.
             own = self._attempt(place, permit)
@@ -281,6 +325,18 @@ class DeltaTable:
         staging = self._path / _STAGING / place.owner
         if not self._key:
             return [self._add(Path(file.path), staging) for file in fresh]
+        folder = self._attempt(place, permit)
+        for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
+            path.unlink(missing_ok=True)
+        _remove([folder])
+        replaced = self._upsert(place, table.schema(), active_files(table, self._key)).write(fresh, folder)
+        now_ms = time.time_ns() // 1_000_000
+        return [
+            *(RemoveAction(path, True, now_ms) for path in replaced),
+            *(self._add(path, staging) for path in sorted(folder.rglob("*.parquet")) if count_rows(path)),
+        ]
+
+    def _upsert(self, place: SinkPlace, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
         # These bring PySpark, which an append does not need.
         from pyspark.sql.types import StructType
 
@@ -288,20 +344,8 @@ class DeltaTable:
 
         if place.session is None:
             raise SinkFailed(f"{self.describe()} has a key: it can be committed only while the pipeline runs")
-        folder = self._attempt(place, permit)
-        for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
-            path.unlink(missing_ok=True)
-        _remove([folder])
-        schema = StructType.fromJson(json.loads(table.schema().to_json()))
-        upsert = Upsert(
-            place.session, self._path, schema, active_files(table, self._key), self._key, self._partition_by
-        )
-        replaced = upsert.write(fresh, folder)
-        now_ms = time.time_ns() // 1_000_000
-        return [
-            *(RemoveAction(path, True, now_ms) for path in replaced),
-            *(self._add(path, staging) for path in sorted(folder.rglob("*.parquet")) if count_rows(path)),
-        ]
+        schema = StructType.fromJson(json.loads(columns.to_json()))
+        return Upsert(place.session, self._path, schema, files, self._key, self._partition_by, self._newest_by)
 
     def _attempt(self, place: SinkPlace, permit: CommitPermit) -> Path:
         """Where a commit writes what it merges."""

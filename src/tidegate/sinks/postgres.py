@@ -27,7 +27,15 @@ from tidegate.sinks.postgres_copy import BATCH as _BATCH
 from tidegate.sinks.postgres_copy import PART as _PART
 from tidegate.sinks.postgres_copy import copier, copyable
 from tidegate.sinks.postgres_types import type_name, why_not_held
-from tidegate.sinks.staging import as_names, check_key, foreign_table, refuse_foreign, refuse_put_back
+from tidegate.sinks.staging import (
+    as_names,
+    check_key,
+    check_newest_by,
+    conflicting_rows,
+    foreign_table,
+    refuse_foreign,
+    refuse_put_back,
+)
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
 
 _EPOCHS: Final = "tidegate_epochs"
 _STAGING: Final = "tidegate_staging"
+_ROW: Final = "tidegate_row"
+_THERE: Final = "tidegate_there"
 _LONGEST_NAME: Final = 63
 _LET_IT_IN: Final = (
     "change or delete the row that is in its way, or drop the constraint, and start again; "
@@ -61,7 +71,8 @@ class PostgresTable:
 
     `table` is `name` or `schema.name`; without a schema it is in `public`, whatever the `search_path`. `dsn` is a
     connection string or URL; what it leaves out comes from the usual environment variables (PGHOST, PGUSER, PGPASSWORD,
-    …), also on the executors. Of several rows with one key in an epoch that of the last batch counts.
+    …), also on the executors. `newest_by` names columns that tell which of two rows with one key is the newer one,
+    whenever it comes; without it the later one is.
 
     `timeout` bounds each statement. A server that does not answer for that long is given up, and told as an error.
 
@@ -77,6 +88,7 @@ class PostgresTable:
         dsn: str = "",
         *,
         key: str | Sequence[str] = (),
+        newest_by: str | Sequence[str] = (),
         timeout: str = "10m",
         check: bool = False,
     ) -> None:
@@ -93,6 +105,9 @@ class PostgresTable:
         self._check = check
         self._turn = threading.Lock()
         """A check and a commit take turns here: in the server one would end the other, if it took long."""
+        self._newest_by = as_names(newest_by)
+        self._checked: dict[str, frozenset[StagedBatch]] = {}
+        """The staged batches of each owner that were looked through."""
 
     def __repr__(self) -> str:
         return f"PostgresTable({self._schema}.{self._name})"
@@ -115,17 +130,22 @@ class PostgresTable:
                 return None
             return f"{_server_number(connection)} {found[0]} {found[1]}"
 
+    @property
+    def needs_order(self) -> bool:
+        return bool(self._key) and not self._newest_by
+
     # -- the table itself -------------------------------------------------------------------------
 
     def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
         wanted = {field.name: self._type(place, field.name, field.dataType) for field in schema.fields}
         check_key(self.describe(), self._key, place, schema, output_mode)
+        check_newest_by(self.describe(), self._newest_by, self._key, place, schema)
         long = [name for name in (self._schema, self._name, *wanted) if len(name.encode()) > _LONGEST_NAME]
         if long:
             raise InvalidPipeline(
                 f"{place.owner}: PostgreSQL would cut {long[0]!r} off at {_LONGEST_NAME} bytes; take a shorter name"
             )
-        reserved = [name for name in wanted if name in (_BATCH, _PART)]
+        reserved = [name for name in wanted if name in (_BATCH, _PART, _ROW)]
         if reserved:
             raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
         with self._connected() as connection:
@@ -299,6 +319,66 @@ class PostgresTable:
 
     # -- committing -------------------------------------------------------------------------------
 
+    def _refuse_conflicts(
+        self, connection: psycopg.Connection[Any], place: SinkPlace, staged: Sequence[StagedBatch]
+    ) -> None:
+        """Refuse different rows of one key in a batch, in what was not looked through yet."""
+        known = self._checked.get(place.owner, frozenset())
+        unknown = [each for each in staged if each.rows and each not in known]
+        for generation in sorted({each.generation for each in unknown}):
+            batches = [each.batch for each in unknown if each.generation == generation]
+            key = self._conflict(connection, self._staging(place, generation), batches)
+            if key is not None:
+                raise conflicting_rows(self.describe(), place, key, self._newest_by)
+        self._checked[place.owner] = known | set(unknown)
+
+    def _conflict(
+        self, connection: psycopg.Connection[Any], staging: str, batches: Sequence[int]
+    ) -> dict[str, Any] | None:
+        """A key of which a batch has different rows that are the newest; None: there is none."""
+        sql = _sql()
+        columns = self._columns(connection, staging)
+        if not columns:
+            return None  # a commit beside us has shown what it held
+        by = _comma(map(sql.Identifier, (_BATCH, *self._key)))
+        from_staged = sql.SQL(" FROM {} WHERE {} = ANY(%s)").format(self._table(staging), sql.Identifier(_BATCH))
+        # The keys alone are counted first, and most often that is all.
+        several = sql.SQL("SELECT 1") + from_staged + sql.SQL(" GROUP BY {} HAVING count(*) > 1 LIMIT 1").format(by)
+        if _execute(connection, several, (list(batches),)).fetchone() is None:
+            return None
+        values = _comma(_compared(name, kind) for name, kind in columns.items() if name not in (_BATCH, _PART))
+        order = sql.SQL("ORDER BY {}").format(self._newest_first(columns)) if self._newest_by else sql.SQL("")
+        rivals = sql.SQL("SELECT {}, ROW({}) AS {}, rank() OVER (PARTITION BY {} {}) AS {}").format(
+            by, values, sql.Identifier(_ROW), by, order, sql.Identifier(_PART)
+        )
+        different = sql.SQL(
+            "SELECT {} FROM ({}) AS rivals WHERE {} = 1 GROUP BY {} HAVING count(DISTINCT {}) > 1 LIMIT 1"
+        ).format(
+            _comma(map(sql.Identifier, self._key)),
+            rivals + from_staged,
+            sql.Identifier(_PART),
+            by,
+            sql.Identifier(_ROW),
+        )
+        found = _execute(connection, different, (list(batches),)).fetchone()
+        return None if found is None else dict(zip(self._key, found, strict=True))
+
+    def _newest_first(self, columns: dict[str, str]) -> Composed:
+        """In the order that Spark has: strings by their bytes, null before all values."""
+        sql = _sql()
+        return _comma(sql.SQL("{} DESC NULLS LAST").format(_compared(name, columns[name])) for name in self._newest_by)
+
+    def _is_not_older(self, columns: dict[str, str]) -> Composed:
+        """Whether the row of a conflict is at least as new as the one that is there."""
+        sql = _sql()
+        newer = sql.SQL("false")
+        for name in reversed(self._newest_by):
+            there, new = (_compared(name, columns[name], of) for of in (_THERE, "excluded"))
+            newer = sql.SQL(
+                "({0} > {1}) IS TRUE OR ({0} IS NOT NULL AND {1} IS NULL) OR ({0} IS NOT DISTINCT FROM {1} AND ({2}))"
+            ).format(there, new, newer)
+        return sql.SQL("NOT ({})").format(newer)  # type: ignore[no-any-return]
+
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.files)
         with self._turn, self._connected(_REFUSED_AT_COMMIT) as connection:
@@ -322,13 +402,18 @@ class PostgresTable:
         return CommitAnswer.COMMITTED
 
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:
-        if not self._check or not any(each.rows for each in committable.batches):
+        if not any(each.rows for each in committable.batches):
             return
-        with self._turn, self._connected(_REFUSED_BEFORE) as connection:
-            record = self._locked_record(connection, place)
-            self._move_fresh(connection, place, record, committable)
-            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
-            connection.rollback()
+        if self._check:
+            with self._turn, self._connected(_REFUSED_BEFORE) as connection:
+                record = self._locked_record(connection, place)
+                self._move_fresh(connection, place, record, committable)
+                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
+                connection.rollback()
+        elif self._key:
+            with self._connected() as connection:
+                self._refuse_conflicts(connection, place, committable.batches)
+        self._checked[place.owner] = frozenset(committable.batches)
 
     def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
         """The lock on this row makes commits, checks and fences of one sink come one after the other."""
@@ -354,6 +439,8 @@ class PostgresTable:
             return
         connection.execute(_sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table()))
         self._check_takes_rows(connection, place)
+        if self._key:
+            self._refuse_conflicts(connection, place, fresh)
         for generation in sorted({each.generation for each in fresh}):
             staging = self._staging(place, generation)
             staged = self._columns(connection, staging)
@@ -368,9 +455,10 @@ class PostgresTable:
     def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         sql = _sql()
         numbers = [each.batch for each in batches]
-        names = [name for name in self._columns(connection, staging) if name not in (_BATCH, _PART)]
+        kinds = self._columns(connection, staging)
+        names = [name for name in kinds if name not in (_BATCH, _PART)]
         columns = _comma(map(sql.Identifier, names))
-        insert = sql.SQL("INSERT INTO {} ({}) ").format(self._table(), columns)
+        insert = sql.SQL("INSERT INTO {} AS {} ({}) ").format(self._table(), sql.Identifier(_THERE), columns)
         staged = sql.SQL(" FROM {} WHERE {} = ANY(%s)").format(self._table(staging), sql.Identifier(_BATCH))
         if not self._key:
             _execute(connection, insert + sql.SQL("SELECT {}").format(columns) + staged, (numbers,))
@@ -379,8 +467,12 @@ class PostgresTable:
             others = [name for name in names if name not in self._key]
             change = _comma(sql.SQL("{0} = excluded.{0}").format(sql.Identifier(name)) for name in others)
             newest = sql.SQL("SELECT DISTINCT ON ({}) {}").format(key, columns)
-            order = sql.SQL(" ORDER BY {}, {} DESC").format(key, sql.Identifier(_BATCH))
+            order = sql.SQL(" ORDER BY {}, ").format(key)
             then = sql.SQL("UPDATE SET {}").format(change) if others else sql.SQL("NOTHING")
+            if self._newest_by:
+                order += self._newest_first(kinds) + sql.SQL(", ")
+                then += sql.SQL(" WHERE ") + self._is_not_older(kinds) if others else sql.SQL("")
+            order += sql.SQL("{} DESC").format(sql.Identifier(_BATCH))
             conflict = sql.SQL(" ON CONFLICT ({}) DO ").format(key)
             _execute(connection, insert + newest + staged + order + conflict + then, (numbers,))
         found = _execute(connection, sql.SQL("DELETE") + staged, (numbers,)).rowcount
@@ -553,6 +645,14 @@ def _with_placeholders(part: Any) -> str:
         return "".join(map(_with_placeholders, part))
     text: str = part.as_string()
     return text.replace("%", "%%") if isinstance(part, sql.Identifier) else text
+
+
+def _compared(name: str, kind: str, of: str | None = None) -> Composed:
+    """A column, of a table where one is named, compared as Spark does it: strings by their bytes."""
+    sql = _sql()
+    column = sql.Identifier(name) if of is None else sql.Identifier(of, name)
+    compared: Composed = sql.SQL('{} COLLATE "C"' if kind == "text" else "{}").format(column)
+    return compared
 
 
 def _comma(parts: Any) -> Composed:

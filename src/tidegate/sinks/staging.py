@@ -5,13 +5,17 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import ForeignTable, InvalidPipeline, SinkFailed, TablePutBack
+from tidegate.errors import ConflictingRows, ForeignTable, InvalidPipeline, SinkFailed, TablePutBack
 from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+_WITHOUT_ORDER: Final = ("array", "map", "struct", "variant", "interval", "void")
+"""What types without an order that all databases share start or end with."""
+_LONGEST_VALUE: Final = 60
 
 
 def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -33,6 +37,43 @@ def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructTy
             f"{table}: {place.owner} has output_mode 'complete', which would append the whole result again in each "
             f"batch; give the table a key, or use output_mode 'update'"
         )
+
+
+def check_newest_by(
+    table: str, newest_by: Sequence[str], key: Sequence[str], place: SinkPlace, schema: StructType
+) -> None:
+    """Refuse columns to order rows by that are not there, or have no order, or order rows that nothing replaces."""
+    if newest_by and not key:
+        raise InvalidPipeline(
+            f"{table} has newest_by={newest_by[0]!r} but no key: without one no row takes the place of another"
+        )
+    for name in newest_by:
+        if name not in schema.names:
+            raise InvalidPipeline(f"{table} has newest_by={name!r}, which {place.owner} does not have")
+        kind = schema[name].dataType.typeName()
+        if kind.startswith(_WITHOUT_ORDER) or kind.endswith(_WITHOUT_ORDER):
+            raise InvalidPipeline(
+                f"{table} cannot have newest_by={name!r} of {place.owner}, {schema[name].dataType.simpleString()}, "
+                f"which has no order; take a number, a time or a string"
+            )
+
+
+def conflicting_rows(table: str, place: SinkPlace, key: dict[str, Any], newest_by: Sequence[str]) -> ConflictingRows:
+    """The error where a batch has different rows of this key. `table` is the sink's, for people."""
+    values = ", ".join(f"{name} = {_shown(value)}" for name, value in key.items())
+    if newest_by:
+        what = f"which newest_by ({', '.join(newest_by)}) does not tell apart; let it name a column more that does"
+    else:
+        what = "and nothing tells which is the newest; let newest_by=… of the table name the column that does"
+    return ConflictingRows(
+        f"{table}: {place.owner} has different rows of the key {values} in one batch, {what}, or write one row of each "
+        f"key. Nothing was committed"
+    )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value) if isinstance(value, str | bytes) else str(value)
+    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def refuse_foreign(table: str, place: SinkPlace, staged: Sequence[StagedFile] | Sequence[StagedBatch]) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from tidegate.sinks.contract import StagedFile
-from tidegate.sinks.scan import FILE, TableFile, as_pattern, file_of, path_of, scan
+from tidegate.sinks.scan import FILE, TableFile, as_pattern, path_of, scan
 from tidegate.sinks.sessions import derived_session
 from tidegate.sinks.staging import quoted
 from tidegate.sinks.statistics import bounds_of_files, may_hold
@@ -40,6 +40,7 @@ class Upsert:
         files: Sequence[TableFile],
         key: Sequence[str],
         partition_by: Sequence[str],
+        newest_by: Sequence[str] = (),
     ) -> None:
         # What must be set for the table is nobody else's business.
         self._session = derived_session(session)
@@ -47,14 +48,24 @@ class Upsert:
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
+        self._newest_by = tuple(newest_by)
         self._schema = schema
         self._files = files
 
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
-        """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces."""
+        """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces.
+
+        Nothing is written where all that the table has is newer.
+        """
         latest = self._latest(fresh).cache()
+        cached = [latest]
         try:
             replaced = self._candidates(fresh)
+            if self._newest_by and replaced:
+                latest = self._not_older(latest, replaced).cache()
+                cached.append(latest)
+                if latest.isEmpty():
+                    return []
             if sum(file.size for file in replaced) > _LITTLE_BYTES:
                 replaced = self._with_a_key_of(latest, replaced)
             result = latest
@@ -66,22 +77,54 @@ class Upsert:
             writing.partitionBy(*self._partition_by).parquet(str(folder))
             return [file.path for file in replaced]
         finally:
-            latest.unpersist()
+            for frame in cached:
+                frame.unpersist()
 
     def _latest(self, fresh: Sequence[StagedFile]) -> DataFrame:
-        """Of each key, the row of the last batch."""
+        """Of each key, the newest row; of equally new ones that of the last batch."""
+        order = F.struct(*self._columns(self._newest_by), F.col(_BATCH))
+        newest = F.max_by(F.struct(*self._columns(self._schema.names)), order).alias(_ROW)
+        return self._staged(fresh).groupBy(*self._columns(self._key)).agg(newest).select(f"{_ROW}.*")
+
+    def conflict(self, fresh: Sequence[StagedFile]) -> dict[str, Any] | None:
+        """A key of which a batch has different rows that are the newest; None: there is none."""
+        rows = self._staged(fresh)
+        by = (F.col(_BATCH), *self._columns(self._key))
+        # The key columns alone are read first, and most often that is all.
+        if rows.groupBy(*by).count().where(F.col("count") > 1).isEmpty():
+            return None
+        newest = F.struct(F.lit(0), *self._columns(self._newest_by))
+        rivals = rows.withColumn(_ROW, newest == F.max(newest).over(Window.partitionBy(*by))).where(_ROW)
+        row = F.struct(*(_comparable(F.col(quoted(field.name)), field.dataType) for field in self._schema.fields))
+        different = rivals.groupBy(*by).agg((F.min(row) < F.max(row)).alias(_ROW)).where(_ROW)
+        found = different.select(*self._columns(self._key)).first()
+        return None if found is None else found.asDict()
+
+    def _not_older(self, latest: DataFrame, files: Sequence[TableFile]) -> DataFrame:
+        """Those of the rows that are at least as new as what these files have of their keys."""
+        rows = self._read(files).alias("rows")
+        newer = self._newest_of("rows") > self._newest_of("latest")
+        return latest.alias("latest").join(rows, self._same_key("rows", "latest") & newer, "left_anti")
+
+    def _newest_of(self, alias: str) -> Column:
+        """By what rows are ordered: a null comes before all values, NaN after them."""
+        return F.struct(*(F.col(f"{alias}.{quoted(name)}").alias(f"c{n}") for n, name in enumerate(self._newest_by)))
+
+    def _columns(self, names: Sequence[str]) -> list[Column]:
+        return [F.col(quoted(name)) for name in names]
+
+    def _staged(self, fresh: Sequence[StagedFile]) -> DataFrame:
+        """The rows of some files, each with its batch."""
         batches = self._session.createDataFrame(
             [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
         )
         staged = self._session.read.schema(self._schema).parquet(*(as_pattern(Path(file.path)) for file in fresh))
-        named = staged.withColumn(FILE, F.element_at(F.split(file_of(staged), "/"), -1))
+        named = staged.withColumn(FILE, staged.metadataColumn("_metadata").getField("file_name"))
         for name in self._partition_by:
             if isinstance(self._schema[name].dataType, StringType):
                 # The value of a partition cannot be empty: the table shows null, which is then the key.
                 named = named.withColumn(name, F.nullif(F.col(quoted(name)), F.lit("")))
-        newest = F.max_by(F.struct(*(F.col(quoted(name)) for name in self._schema.names)), F.col(_BATCH)).alias(_ROW)
-        grouped = named.join(F.broadcast(batches), FILE).groupBy(*(F.col(quoted(name)) for name in self._key))
-        return grouped.agg(newest).select(f"{_ROW}.*")
+        return named.join(F.broadcast(batches), FILE)
 
     def _candidates(self, fresh: Sequence[StagedFile]) -> list[TableFile]:
         """The table's files that may hold a key of these rows, by their bounds."""
@@ -103,3 +146,20 @@ class Upsert:
         for name in self._key:  # null is a key like any other
             condition = condition & F.col(f"{left}.{quoted(name)}").eqNullSafe(F.col(f"{right}.{quoted(name)}"))
         return condition
+
+
+def _comparable(column: Column, kind: DataType) -> Column:
+    """A column as a value that Spark can compare: a map as its entries."""
+    if isinstance(kind, MapType):
+        key, value = kind.keyType, kind.valueType
+        return F.transform(
+            F.map_entries(column),
+            lambda entry: F.struct(_comparable(entry["key"], key), _comparable(entry["value"], value)),
+        )
+    if isinstance(kind, ArrayType):
+        inner = kind.elementType
+        return F.transform(column, lambda each: _comparable(each, inner))
+    if isinstance(kind, StructType):
+        fields = (_comparable(column.getField(field.name), field.dataType) for field in kind.fields)
+        return F.when(column.isNotNull(), F.struct(*fields))
+    return column

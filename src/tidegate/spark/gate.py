@@ -12,6 +12,8 @@ Guarantees:
   it has committed is left out, so the log stays short.
 - At most `WINDOW` segments stand in the log and wait; the others wait here, by reference. So the cost of a
   compaction, and of Spark's reading the log, does not grow with a backlog.
+- With a window of one, each batch reads one segment at most: where rows must stay in order, because within a batch
+  they have none.
 """
 
 from __future__ import annotations
@@ -31,14 +33,18 @@ _BLOCK_BYTES: Final = 33_554_432
 
 
 class Gate:
-    def __init__(self, folder: Path, root: Path, position: int) -> None:
-        """`position`: the sequence number up to which the reader has consumed its input."""
+    def __init__(self, folder: Path, root: Path, position: int, window: int = WINDOW) -> None:
+        """`position`: the sequence number up to which the reader has consumed its input.
+
+        `window`: how many segments that it has not consumed the reader may see at a time.
+        """
         self.folder = folder
         self._root = root
         self._log = folder / METADATA
         self._waiting: deque[Segment] = deque()
         self._unconsumed: deque[Segment] = deque()
         self._position = position
+        self._window = window
         self._next = COMPACT_EVERY
         self._log.mkdir(parents=True)
         # The one compact file makes Spark derive the interval, whatever the session says.
@@ -70,7 +76,7 @@ class Gate:
 
     def flush(self) -> None:
         """Write what was released since, as far as the window allows, in one entry."""
-        room = WINDOW - len(self._unconsumed)
+        room = self._window - len(self._unconsumed)
         if not self._waiting or room <= 0:
             return
         fresh = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]

@@ -22,6 +22,7 @@ import msgspec
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
+    ConflictingRows,
     Fenced,
     ForeignTable,
     SinkFailed,
@@ -435,7 +436,7 @@ class Generation:
 
     def _on_commit_ended(self, name: str, permit: CommitPermit, future: Future[CommitAnswer]) -> None:
         error = future.exception()
-        if isinstance(error, Fenced | ForeignTable):
+        if isinstance(error, Fenced | ForeignTable | ConflictingRows):
             raise error
         if isinstance(error, TablePutBack):
             would_fit = what_would_fit(name, error.epoch, error.next_batch, self._log, self._store)

@@ -61,12 +61,13 @@ def read_gate(session: SparkSession, gate: Path, schema: StructType) -> DataFram
 class Built(msgspec.Struct, frozen=True):
     """A stage's DataFrame, and its sources in Spark's order, where they read other stages.
 
-    `identity` is that of the streams that it reads otherwise.
+    `identity` is that of the streams that it reads otherwise. `aggregates`: all that it reads goes into groups.
     """
 
     frame: DataFrame
     sources: tuple[StageSource, ...]
     identity: str = ""
+    aggregates: bool = False
 
     @property
     def schema(self) -> StructType:
@@ -108,7 +109,16 @@ def build(
     if not gates:
         _check_source(what, frame)
         return Built(frame, (), _identity(frame))
-    return Built(frame, _sources(what, frame, gates))
+    aggregates = _aggregates(frame._jdf.queryExecution().analyzed())
+    return Built(frame, _sources(what, frame, gates), aggregates=aggregates)
+
+
+def _aggregates(plan: Any) -> bool:
+    """Whether every stream below comes through an aggregation."""
+    if plan.nodeName() == "Aggregate" or not plan.isStreaming():
+        return True
+    children = plan.children()
+    return not children.isEmpty() and all(_aggregates(children.apply(index)) for index in range(children.size()))
 
 
 def _streams(frame: DataFrame) -> Iterator[Any]:

@@ -30,6 +30,7 @@ from pyspark import inheritable_thread_target
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
+    ConflictingRows,
     Fenced,
     ForeignTable,
     InvalidConfig,
@@ -51,7 +52,9 @@ from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
+from tidegate.spark.gate import WINDOW
 from tidegate.spark.generation import Bounds, Generation
+from tidegate.spark.order import in_order
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
@@ -80,6 +83,9 @@ _PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _LONGEST_PAUSE_S: Final = 60.0
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
+
+# Trying again would bring the same.
+_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows)
 
 View = Callable[[RunStatus], None]
 P = ParamSpec("P")
@@ -296,7 +302,7 @@ class _Run:
                 self._told(self._drive, generation)
                 return
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
-                if isinstance(error, Fenced | ForeignTable | TablePutBack) or (generation is None and not failures):
+                if isinstance(error, _FINAL) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
                 if isinstance(error, SparkLost) and not self._spark.can_restart:
                     raise
@@ -459,12 +465,13 @@ class _Run:
     def _start(self, generation: Generation, built: dict[str, queries.Built], session: SparkSession) -> None:
         """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
         starts = {}
+        ordered = in_order(self._definitions, {name for name, each in built.items() if each.aggregates})
         for definition in self._definitions:
             stage = generation.stages[definition.name]
             output = generation.output_of(definition)
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
             reached(Step.STAGE_RESTORED)
-            stage.open_gates(built[definition.name].sources)
+            stage.open_gates(built[definition.name].sources, window=1 if definition.name in ordered else WINDOW)
             stage.may_end = self._options.available_now and not definition.inputs
             start = queries.starting(
                 definition,

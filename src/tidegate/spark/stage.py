@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, SinkFailed, StageFailed, first_line
+from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed, first_line
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -59,7 +59,7 @@ from tidegate.spark.filelog import (
     read_source_log,
     trim_log,
 )
-from tidegate.spark.gate import Gate
+from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter
@@ -245,15 +245,17 @@ class RunningStage:
             self._staged = [*restored.files, *restored.batches]
             self._shown_through = restored.shown_through
 
-    def open_gates(self, sources: Sequence[StageSource]) -> None:
-        """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
+    def open_gates(self, sources: Sequence[StageSource], window: int = WINDOW) -> None:
+        """Lay the gates, with what was in flight at the checkpoint that the stage starts from. `window`: see `Gate`.
 
         If it was cut before the batch without data that writes out what the watermark has closed, a nudge makes up for
         that batch.
         """
         self._consumed = [_Consumed(source, self._positions[source.input]) for source in sources]
         self.gates = {
-            name: Gate(self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name])
+            name: Gate(
+                self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name], window
+            )
             for name in self.definition.inputs
         }
         for name, segments in ({} if self.start is None else self.start.in_flight).items():
@@ -639,6 +641,8 @@ class RunningStage:
             error = part.snapshot.exception()
             if error is not None:
                 del self._parts[checkpoint_id]
+                if isinstance(error, ConflictingRows):
+                    raise error  # the next checkpoint would meet the same rows
                 why = str(error) if isinstance(error, SinkFailed) else f"the snapshot could not be stored: {error}"
                 self._decline(self.name, checkpoint_id, why)
                 continue

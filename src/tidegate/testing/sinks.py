@@ -31,7 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidegate.errors import Fenced, ForeignTable, SinkFailed, TablePutBack, TidegateError
+from tidegate.errors import ConflictingRows, Fenced, ForeignTable, SinkFailed, TablePutBack, TidegateError
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
@@ -510,6 +510,32 @@ class SinkConformance:
         assert self.shown("keyed") == Counter([(1, "later"), (2, "changed"), (3, "c")])
         run.commit(2)
         assert self.shown("keyed") == Counter([(1, "later"), (2, "changed"), (3, "c")])
+
+    def test_by_key_different_rows_of_one_key_in_a_batch_are_refused(self) -> None:
+        """Nothing tells which of them is the newest. Equal ones are one."""
+        if not self.key:
+            return
+        run = self.start("conflicting")
+        run.stage([(1, "a"), (1, "a"), (2, "b")])
+        run.stage([(3, "c"), (1, "later"), (3, "another")])
+        sealed = run.sealed()
+        if isinstance(run.sink, CheckingSink):
+            self._refused_for_a_conflict(partial(run.sink.check_commit, run.place, sealed))
+        self._refused_for_a_conflict(partial(run.commit, 1, sealed))
+        assert self.shown("conflicting") == Counter()
+        assert run.sink.facts(run.place).committed_epoch == 0
+        run.stage([(3, "c"), (1, "later")], batch=1)
+        assert run.commit(1) is CommitAnswer.COMMITTED
+        assert self.shown("conflicting") == Counter([(1, "later"), (2, "b"), (3, "c")])
+
+    def _refused_for_a_conflict(self, call: Callable[[], object]) -> None:
+        why = ""
+        try:
+            call()
+        except ConflictingRows as error:
+            why = str(error)
+        assert why, "one of two different rows of a key was taken for the newest"
+        assert "id = 3" in why, "the error names the key"
 
 
 _BATCHES: tuple[tuple[Row, ...], ...] = (((1, "a"), (2, "b")), ((3, "c"),), (), ((1, "again"), (4, "d")), ((5, "e"),))
