@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+
+import psycopg
 
 from tests.spark.harness import table_rows, write_input
 from tidegate.spark.remote import read_status
@@ -24,16 +27,21 @@ from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
-FILES_PER_RUN = 2
 _RUN_SECONDS = 300
 
 
 class KilledRuns:
     """One root, and the runs on it that are killed one after the other."""
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    pipeline = "killed"
+    files_per_run = 2
+    prefixes = ("order_table", "unique_table")
+    """Delta tables that derive from one source alone."""
+
+    def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:
         self.folder = folder
         self.arguments = arguments
+        self._environment = dict(environment or {})
         self.root = folder / "root"
         self.output: list[str] = []
         self._files = 0
@@ -42,21 +50,23 @@ class KilledRuns:
     def rows(self) -> int:
         return self._files * ROWS_PER_FILE
 
-    def feed(self, files: int = FILES_PER_RUN) -> None:
+    def feed(self, files: int | None = None) -> None:
         """More input."""
+        files = self.files_per_run if files is None else files
         for name in ("orders", "payments"):
             write_input(self.folder / name, files, ROWS_PER_FILE, first_file=self._files)
         self._files += files
 
     def start(self, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[str]:
         """A run that ends when it is told to, or kills itself at a step."""
-        environment = {**os.environ, "TIDEGATE_TEST_FOLDER": str(self.folder)}
+        environment = {**os.environ, **self._environment, "TIDEGATE_TEST_FOLDER": str(self.folder)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
         environment.pop(VARIABLE, None)
         if kill_at is not None:
             environment[VARIABLE] = kill_at
-        command = [sys.executable, "-m", "tidegate", "run", str(Path(__file__).with_name("killed_pipeline.py"))]
-        command += ["--root", str(self.root), "--checkpoint-interval", "700ms", *self.arguments, *arguments]
+        file = Path(__file__).with_name(f"{self.pipeline}_pipeline.py")
+        command = [sys.executable, "-m", "tidegate", "run", str(file), "--root", str(self.root)]
+        command += ["--checkpoint-interval", "700ms", *self.arguments, *arguments]
         return subprocess.Popen(
             command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
@@ -110,10 +120,10 @@ class KilledRuns:
         """At every epoch each of two tables that derive from one source shows a prefix of it, and both the same unless
         checkpoints are cut unaligned. Returns how many epochs show rows."""
         shown: list[dict[int, int]] = []
-        for name in ("order_table", "unique_table"):
+        for name in self.prefixes:
             table = self.folder / "lake" / name
             counts = {}
-            for epoch, version in epoch_versions(table, f"killed/{name}").items():
+            for epoch, version in epoch_versions(table, f"{self.pipeline}/{name}").items():
                 rows = table_rows(table, ["id"], version=version)
                 assert rows == Counter({(each,): 1 for each in range(len(rows))}), f"{name} at epoch {epoch}"
                 counts[epoch] = len(rows)
@@ -139,11 +149,31 @@ class KilledRuns:
         assert {name for name in found if not name.startswith(last)} <= needed
         kept = {name for name in found if name.startswith((f"{last}snapshots/", f"{last}manifests/"))}
         assert kept <= needed, sorted(kept - needed)[:5]
-        segments = {name for name in found if name.startswith(last) and "/output/part-" in name}
+        segments = {name for name in found if name.startswith(last) and re.search(r"/output(-\d+)?/part-", name)}
         assert segments <= needed, sorted(segments)[:5]
         for table in (self.folder / "lake").iterdir():
             staged = [path for path in (table / "_tidegate").rglob("*.parquet") if path.is_file()]
             assert not staged, staged[:5]
+
+
+class SlowRuns(KilledRuns):
+    """Of the pipeline whose sinks are slow; `environment` says how its PostgreSQL server is reached."""
+
+    pipeline = "slow"
+    files_per_run = 5
+    prefixes = ("order_table", "slow_table")
+
+    def check_tables(self) -> None:
+        lake, dsn = self.folder / "lake", self._environment["TIDEGATE_TEST_DSN"]
+        ids = Counter({(each,): 1 for each in range(self.rows)})
+        totals = {f"k{key}": range(key, self.rows, 5) for key in range(5)}
+        expected = Counter((key, len(values), sum(values)) for key, values in totals.items())
+        assert table_rows(lake / "order_table", ["id"]) == ids
+        assert table_rows(lake / "slow_table", ["id", "value"]) == Counter((each, each) for each in range(self.rows))
+        assert table_rows(lake / "total_table", ["key", "orders", "value"]) == expected
+        with psycopg.connect(dsn) as connection:
+            assert Counter(connection.execute("SELECT id FROM order_table").fetchall()) == ids
+            assert Counter(connection.execute("SELECT key, orders, value FROM total_table").fetchall()) == expected
 
 
 def epoch_versions(table: Path, owner: str) -> dict[int, int]:

@@ -1,7 +1,8 @@
 """`./dev soak`: many more kills than the tests have time for.
 
-Rounds of twenty kills, each on a root of its own, at random steps and random moments; every second one cuts its
-checkpoints unaligned. A round that fails leaves its folder and says which seed repeats it.
+Rounds of twenty kills, each on a root of its own, at random steps and random moments. Every second one cuts its
+checkpoints unaligned. Every other two run a pipeline with slow sinks and PostgreSQL tables, in bounded channels. A
+round that fails leaves its folder and says which seed repeats it.
 """
 
 from __future__ import annotations
@@ -11,31 +12,58 @@ import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from tests.spark.kills import KilledRuns, kill_often
-from tidegate.spark.steps import Step
+from tests.postgres_server import PostgresServer, find_programs
+from tests.spark.kills import KilledRuns, SlowRuns, kill_often
+from tidegate.spark.steps import UNDER_BACKPRESSURE, Step
 
 _KILLS_PER_ROUND = 20
 # How often a run passes a step when it starts, or in each checkpoint. The first checkpoints of a run hold nothing new.
 _WHEN_IT_STARTS = {Step.GENERATION_OPENED: 1, Step.STAGE_RESTORED: 8, Step.QUERIES_STARTED: 1}
 _IN_A_CHECKPOINT = {Step.BARRIER_INJECTED: 2, Step.STAGE_CUT: 8, Step.STAGE_REPORTED: 8, Step.SINK_COMMITTED: 4}
 _CHECKPOINTS = 4
+_BOUNDED = ("--max-backlog-segments", "1")
 
 
-def _some_step(rng: random.Random) -> str:
-    step = rng.choice(list(Step))
+def _some_step(rng: random.Random, *, is_slow: bool) -> str:
+    step = rng.choice([step for step in Step if is_slow or step not in UNDER_BACKPRESSURE])
+    if step in UNDER_BACKPRESSURE:
+        return f"{step.value}:1"
     times = _WHEN_IT_STARTS.get(step) or _IN_A_CHECKPOINT.get(step, 1) * _CHECKPOINTS
     return f"{step.value}:{rng.randint(1, times)}"
 
 
 def soak_round(seed: int, kills: int) -> int:
     rng = random.Random(seed)
-    steps = [_some_step(rng) for _ in range(kills * 2 // 3)]
+    is_slow = seed % 4 in (0, 3)
+    steps = [_some_step(rng, is_slow=is_slow) for _ in range(kills * 2 // 3)]
     folder = Path(tempfile.mkdtemp(prefix=f"tidegate-soak-{seed}-"))
-    alignment = () if seed % 2 else ("--unaligned-after", "0s")
-    runs = KilledRuns(folder, *alignment)
-    print(f"round {seed} in {folder} {' '.join(alignment)}", flush=True)
+    arguments = () if seed % 2 else ("--unaligned-after", "0s")
+    if is_slow:
+        with _postgres() as server:
+            runs = SlowRuns(folder, *arguments, *_BOUNDED, environment={"TIDEGATE_TEST_DSN": server.dsn})
+            return _killed(runs, steps, kills, seed)
+    return _killed(KilledRuns(folder, *arguments), steps, kills, seed)
+
+
+@contextmanager
+def _postgres() -> Iterator[PostgresServer]:
+    programs = find_programs()
+    if programs is None:
+        raise SystemExit("there is no PostgreSQL server here (on Debian and Ubuntu: apt-get install postgresql)")
+    server = PostgresServer(programs)
+    try:
+        yield server
+    finally:
+        server.remove()
+
+
+def _killed(runs: KilledRuns, steps: list[str], kills: int, seed: int) -> int:
+    folder = runs.folder
+    print(f"round {seed} in {folder}: {runs.pipeline} {' '.join(runs.arguments)}", flush=True)
     survived = kill_often(runs, steps, random_kills=kills - len(steps), seed=seed)
     runs.check_tables()
     epochs = runs.check_every_epoch()

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tidegate.errors import StageFailed, first_line
 from tidegate.spark.stage import RunningStage
+from tidegate.spark.steps import Step, reached
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class PausableSource:
                 if self._ended(self._stopping):
                     self.pauses += 1
                     self._phase = _Phase.PAUSED
+                    reached(Step.SOURCE_PAUSED)
                     _log.debug("source %s is paused after batch %d", stage.name, stage.batch)
             case _Phase.PAUSED:
                 if not stage.channel.is_held_back and stage.has_taken_up_all:
@@ -86,6 +88,7 @@ class PausableSource:
                     assert self._starting is not None
                     stage.move_to(*self._folders, self._starting.result())
                     self._phase = _Phase.RUNNING
+                    reached(Step.SOURCE_GOES_ON)
                     _log.debug("source %s goes on after batch %d", stage.name, stage.batch)
 
     def _rebuild_and_start(self) -> StreamingQuery:

@@ -29,6 +29,12 @@ class Step(enum.Enum):
     SINK_COMMITTED = "sink_committed"
     ALL_SINKS_COMMITTED = "all_sinks_committed"
     CLEANED_UP = "cleaned_up"
+    SOURCE_PAUSED = "source_paused"
+    SOURCE_GOES_ON = "source_goes_on"
+
+
+UNDER_BACKPRESSURE: Final = frozenset({Step.SOURCE_PAUSED, Step.SOURCE_GOES_ON})
+"""Steps that a run may never come to."""
 
 
 _times: Counter[str] = Counter()
