@@ -16,16 +16,13 @@ from tests.spark.harness import stream
 
 FOLDER = Path(os.environ["TIDEGATE_TEST_FOLDER"])
 DSN = os.environ["TIDEGATE_TEST_DSN"]
-_BATCH_SECONDS = 0.5
 
 pipeline = tg.Pipeline("slow")
 
 
-def slowly(rows: DataFrame) -> DataFrame:
-    """Every task takes its time, however few rows it has."""
-    waited = F.udf(lambda value: __import__("time").sleep(_BATCH_SECONDS) or value, "long")
-    first = F.monotonically_increasing_id() % (1 << 33) == 0
-    return rows.withColumn("value", F.when(first, waited("value")).otherwise(F.col("value")))
+def slowly(rows: DataFrame, row_seconds: float) -> DataFrame:
+    waited = F.udf(lambda value: __import__("time").sleep(row_seconds) or value, "long")
+    return rows.withColumn("value", waited("value"))
 
 
 @pipeline.source
@@ -45,7 +42,7 @@ def passed(counts: DataFrame) -> DataFrame:
 
 @pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "total_table", key="key"))
 def total_table(passed: DataFrame) -> DataFrame:
-    return slowly(passed)
+    return slowly(passed, 0.1)
 
 
 @pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "order_table"))
@@ -55,7 +52,7 @@ def order_table(orders: DataFrame) -> DataFrame:
 
 @pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "slow_table"))
 def slow_table(orders: DataFrame) -> DataFrame:
-    return slowly(orders).select("id", "value")
+    return slowly(orders, 0.02).select("id", "value")
 
 
 @pipeline.sink(tg.PostgresTable("order_table", DSN))

@@ -339,7 +339,7 @@ class PostgresTable:
         sql = _sql()
         columns = self._columns(connection, staging)
         if not columns:
-            return None  # a commit beside us has shown what it held
+            return None  # a commit says so
         by = _comma(map(sql.Identifier, (_BATCH, *self._key)))
         from_staged = sql.SQL(" FROM {} WHERE {} = ANY(%s)").format(self._table(staging), sql.Identifier(_BATCH))
         # The keys alone are counted first, and most often that is all.
@@ -402,18 +402,19 @@ class PostgresTable:
         return CommitAnswer.COMMITTED
 
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:
-        if not any(each.rows for each in committable.batches):
+        if not (self._check or self._key) or not any(each.rows for each in committable.batches):
             return
-        if self._check:
-            with self._turn, self._connected(_REFUSED_BEFORE) as connection:
-                record = self._locked_record(connection, place)
+        with self._turn, self._connected(_REFUSED_BEFORE) as connection:
+            record = self._locked_record(connection, place)
+            self._check_root(place, record)
+            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
+            if self._check:
                 self._move_fresh(connection, place, record, committable)
                 connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
-                connection.rollback()
-        elif self._key:
-            with self._connected() as connection:
-                self._refuse_conflicts(connection, place, committable.batches)
-        self._checked[place.owner] = frozenset(committable.batches)
+            else:
+                self._refuse_conflicts(connection, place, _fresh(record, committable))
+            connection.rollback()
+            self._checked[place.owner] = frozenset(committable.batches)
 
     def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
         """The lock on this row makes commits, checks and fences of one sink come one after the other."""
@@ -434,7 +435,7 @@ class PostgresTable:
         self, connection: psycopg.Connection[Any], place: SinkPlace, record: _Record, committable: Committable
     ) -> None:
         """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends."""
-        fresh = [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
+        fresh = _fresh(record, committable)
         if not fresh:
             return
         connection.execute(_sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table()))
@@ -626,6 +627,11 @@ class _Record:
         self.fence = fence
         self.next_batch = next_batch
         self.root = root
+
+
+def _fresh(record: _Record, committable: Committable) -> list[StagedBatch]:
+    """The batches with rows that the table does not show yet."""
+    return [each for each in committable.batches if each.batch >= record.next_batch and each.rows]
 
 
 def _sql() -> Any:
