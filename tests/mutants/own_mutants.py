@@ -16,6 +16,7 @@ from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
 from tidegate.spark.generation import Generation
 from tidegate.spark.pausing import PausableSource
+from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
@@ -347,5 +348,27 @@ OWN_DEFECTS: Final = (
             ),
         ),
         played_properties.an_interrupted_batch_is_left_behind_by_a_pause,
+    ),
+    # -- sources
+    Mutant(
+        "a_position_is_taken_up_in_another_stream",
+        Section.OWN,
+        "a source goes on from where it stood though it reads another topic",
+        rewrite(Edit(going_on, "not all(map(_is_same, then, now))", "False")),
+        properties.a_source_goes_on_only_in_what_it_read,
+    ),
+    Mutant(
+        "a_topic_that_was_created_anew_is_taken_for_the_old_one",
+        Section.OWN,
+        "a source goes on from where it stood in a topic of which only the name is left",
+        rewrite(Edit(going_on, "if before.ids.get(topic, found) != found:", "if False:")),
+        properties.a_topic_that_was_created_anew_is_another,
+    ),
+    Mutant(
+        "a_topics_id_is_forgotten_while_its_broker_is_away",
+        Section.OWN,
+        "a run that starts while the broker does not answer leaves nothing for the next one to compare",
+        rewrite(Edit(going_on, "ids={**before.ids, **stream.ids}", "ids=stream.ids")),
+        properties.a_topic_that_was_created_anew_is_another,
     ),
 )

@@ -12,7 +12,9 @@ from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
     NoCheckpointInProgress,
+    PipelineChanged,
     ProtocolViolation,
+    RecoveryRefused,
     TidegateError,
     UnknownInput,
 )
@@ -32,6 +34,8 @@ from tidegate.protocol.quorum import (
     Waiting,
 )
 from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, recover
+from tidegate.spark.sources import going_on
+from tidegate.storage.manifest import SourceStream
 from tidegate.testing.simulator.cluster import Cluster
 
 FIRST = Barrier(1, 1)
@@ -284,3 +288,21 @@ def no_fall_back_before_the_sinks_are_fenced() -> None:
     fenced = recover(Facts(log, {"table": SinkFacts(1, fence=2)}, health))
     assert isinstance(fenced, Restore)
     assert fenced.skipped == (2,)
+
+
+# -- sources ----------------------------------------------------------------------------------------
+
+
+def _topic(name: str, **ids: str) -> tuple[SourceStream, ...]:
+    return (SourceStream("kafka", {"kafka.bootstrap.servers": "one:9092", "subscribe": name}, ids),)
+
+
+def a_source_goes_on_only_in_what_it_read() -> None:
+    going_on("rows", "then", _topic("orders"), _topic("orders"))
+    refused(PipelineChanged, going_on, "rows", "then", _topic("orders"), _topic("returns"))
+
+
+def a_topic_that_was_created_anew_is_another() -> None:
+    """Also where the broker was away when the run in between was started."""
+    in_between = going_on("rows", "then", _topic("orders", orders="1"), _topic("orders"))
+    refused(RecoveryRefused, going_on, "rows", "then", in_between, _topic("orders", orders="2"))

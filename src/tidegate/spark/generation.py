@@ -106,6 +106,7 @@ class Generation:
         self._definitions = {definition.name: definition for definition in definitions}
         self._opened = opened
         self.generation = opened.generation
+        self.shape = opened.shape
         self._paths = paths
         self._store = store
         self._decisions = StoredDecisions(store)

@@ -51,7 +51,7 @@ from tidegate.spark.generation import Bounds, Generation
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
-from tidegate.spark.root import Root
+from tidegate.spark.root import Root, check_sources
 from tidegate.spark.session import StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.status import RunStatus
@@ -316,6 +316,7 @@ class _Run:
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
             log, base = self._root.recovered(sinks, shape)
+            shape = check_sources(self._root.paths, number, base, shape)
             tables = self._check_tables(sinks, built, base)
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
@@ -398,6 +399,7 @@ class _Run:
                 each.output_mode,
                 built[each.name].schema.simpleString(),
                 None if each.sink is None else each.sink.table,
+                built[each.name].streams,
             )
             for each in self._definitions
         }
@@ -444,7 +446,8 @@ class _Run:
         if start is not None:
             restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
         if cut is None and not definition.inputs:
-            keep_first_position(self._root.paths, generation.generation, definition.name, built.identity)
+            streams = generation.shape[definition.name].streams
+            keep_first_position(self._root.paths, generation.generation, definition.name, streams)
         elif cut is not None and definition.inputs:
             restart_source_logs(checkpoint, cut, built.sources)
         return checkpoint
