@@ -14,6 +14,7 @@ import tidegate as tg
 from tests.kafka_broker import KafkaBroker, KafkaClient, connector_jars
 from tests.spark.harness import Crash, at_most, run_to_end, table_rows
 from tidegate.errors import PipelineChanged, RecoveryRefused
+from tidegate.spark import watch
 from tidegate.spark.session import existing_session, local_session
 from tidegate.spark.sources import going_on, streams_read
 from tidegate.spark.status import RunStatus
@@ -137,6 +138,44 @@ def test_a_topic_that_was_deleted_and_created_anew_is_refused(
     with pytest.raises(RecoveryRefused, match=r"source 'rows'.* topic 'payments' was deleted and created anew"):
         run(pipeline, tmp_path, spark)
     assert list(StoredDecisions(Store(tmp_path / "root")).read()) == before
+
+
+def test_a_topic_that_is_deleted_and_created_anew_while_it_is_read_ends_the_run(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Spark does not see it gone. A topic that comes meanwhile is known from then on."""
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 1.0)
+    client.create("visit-1")
+    client.send("visit-1", range(10))
+    options = {"kafka__bootstrap__servers": broker.servers, "startingOffsets": "earliest"}
+    options["kafka__metadata__max__age__ms"] = "1000"
+    pipeline = reading(tmp_path, subscribePattern="visit-.*", **options)
+    in_time = at_most(120)
+    done: list[str] = []
+
+    def topics_known() -> set[str]:
+        log = StoredDecisions(Store(tmp_path / "root")).read()
+        manifest = b"" if log.newest is None else (tmp_path / "root" / log.newest.manifest).read_bytes()
+        return {topic for topic in ("visit-1", "visit-2") if f'"{topic}": "'.encode() in manifest}
+
+    def change(status: RunStatus) -> None:
+        in_time(status)
+        known, rows = topics_known(), sum(shown(tmp_path).values())
+        if not done and known == {"visit-1"} and rows == 10:
+            done.append("a topic came")
+            client.create("visit-2")
+            client.send("visit-2", range(10))
+        elif done == ["a topic came"] and known == {"visit-1", "visit-2"} and rows == 20:
+            done.append("it was created anew")
+            client.delete("visit-2")
+            client.create("visit-2")
+            client.send("visit-2", range(100, 130))
+
+    with pytest.raises(RecoveryRefused, match="topic 'visit-2' was deleted and created anew"):
+        run_to_end(
+            pipeline, tmp_path / "root", spark, available_now=False, view=change, restarts=3, restart_pause="1ms"
+        )
+    assert all(shown(tmp_path)["visit-2", each] == 1 for each in range(10))
 
 
 def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics_is_not_forgotten(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -12,9 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from tidegate.errors import PipelineChanged, RecoveryRefused
+from tidegate.errors import PipelineChanged, RecoveryRefused, StageFailed
+from tidegate.spark import watch
 from tidegate.spark.sources import going_on, streams_read, without_secrets
-from tidegate.storage.manifest import SourceStream
+from tidegate.storage.manifest import SourceStream, StageShape
 
 SERVERS = "kafka.bootstrap.servers"
 
@@ -93,6 +97,41 @@ def test_a_topic_of_another_id_is_refused_and_one_that_is_not_known_now_is_not_f
 )
 def test_addresses_are_kept_without_secrets(value: str, kept: str) -> None:
     assert without_secrets(value) == kept
+
+
+def test_topics_are_watched_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(
+        [({"a": "1"}, None), ({}, "TimeoutException"), ({"a": "1", "b": "2"}, None), ({"a": "1", "b": "3"}, None)]
+    )
+    asked = threading.Semaphore(0)
+
+    def topic_ids(_jvm: object, _options: object) -> tuple[dict[str, str], str | None]:
+        assert asked.acquire(timeout=20)
+        return next(answers, ({}, None))
+
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(watch, "topic_ids", topic_ids)
+    monkeypatch.setattr(watch, "kafka_options", lambda _: [{"subscribe": "a,b"}, {}])
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(_jvm=None))
+    streams = (kafka(ids={"a": "1"}), SourceStream("json", {"path": "file:/in"}))
+    shape = {"rows": StageShape("source", (), "append", "", None, streams)}
+    watching = watch.TopicWatch({"rows": frame})
+
+    def look() -> None:
+        asked.release()
+        deadline = time.monotonic() + 20
+        while not watching._found:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        watching.check(shape)
+
+    for known in ({"a": "1"}, {"a": "1"}, {"a": "1", "b": "2"}):
+        look()
+        assert [each.ids for each in shape["rows"].streams] == [known, {}]
+    with pytest.raises(StageFailed, match="'rows' failed: one of its topics was deleted and created anew while it was"):
+        look()
+    watching.stop()
+    asked.release()
 
 
 # -- of real streams --------------------------------------------------------------------------------

@@ -56,6 +56,7 @@ from tidegate.spark.session import StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
+from tidegate.spark.watch import TopicWatch
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
@@ -254,6 +255,7 @@ class _Run:
         self._view = view
         self._stop = stop
         self._remote = remote
+        self._watch = TopicWatch({})
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
@@ -283,6 +285,7 @@ class _Run:
                 self._remote.restarting(str(error))
                 failure = error
             finally:
+                self._watch.stop()
                 if generation is not None:
                     generation.stop()
             if self._stop.wait(pause_s):
@@ -432,6 +435,7 @@ class _Run:
                 generation.stages[name].query = query.result()
         for query in started.values():
             query.result()  # or its error, when all that were started can be stopped
+        self._watch = TopicWatch({each.name: built[each.name].frame for each in self._definitions if not each.inputs})
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
@@ -471,6 +475,7 @@ class _Run:
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
                 generation.check_queries()
+                self._watch.check(generation.shape)
                 self._show(generation)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)

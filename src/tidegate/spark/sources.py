@@ -70,16 +70,17 @@ def streams_read(source: str, frame: DataFrame) -> tuple[SourceStream, ...]:
     return tuple(_stream(source, frame, leaf) for leaf in stream_leaves(frame))
 
 
+def kafka_options(frame: DataFrame) -> list[dict[str, str]]:
+    """The options of each stream that is of Kafka, by their names in lower case; none of the others."""
+    found = [_name_and_options(leaf) for leaf in stream_leaves(frame)]
+    return [_lowered(options) if name.lower() in _KAFKA_NAMES else {} for name, options in found]
+
+
 def _stream(source: str, frame: DataFrame, leaf: Any) -> SourceStream:
     node = leaf.nodeName()
-    if node == STREAM_V1:
-        name, options = str(leaf.dataSource().className()), _options(leaf)
-    elif node == _STREAM_V2:
-        name, options = str(leaf.sourceName()), dict(leaf.extraOptions().asCaseSensitiveMap())
-    else:
-        return SourceStream(str(node), {})
+    name, options = _name_and_options(leaf)
     if name.lower() in _KAFKA_NAMES:
-        return _of_kafka(source, frame, options)
+        return _of_kafka(source, frame, _lowered(options))
     if node == STREAM_V1 and str(leaf.sourceName()).startswith(_FILE_SOURCE):
         return SourceStream(name.lower(), _of_files(frame, options))
     reads = _of_any(options)
@@ -90,17 +91,27 @@ def _stream(source: str, frame: DataFrame, leaf: Any) -> SourceStream:
     return SourceStream(name, reads)
 
 
-def _options(leaf: Any) -> dict[str, str]:
+def _name_and_options(leaf: Any) -> tuple[str, dict[str, str]]:
+    """The format of a stream, and its options as they were given."""
+    node = str(leaf.nodeName())
+    if node == _STREAM_V2:
+        return str(leaf.sourceName()), dict(leaf.extraOptions().asCaseSensitiveMap())
+    if node != STREAM_V1:
+        return node, {}
     found: dict[str, str] = {}
     pairs = leaf.dataSource().options().iterator()
     while pairs.hasNext():
         pair = pairs.next()
         found[str(pair._1())] = str(pair._2())
-    return found
+    return str(leaf.dataSource().className()), found
 
 
-def _of_kafka(source: str, frame: DataFrame, options: Mapping[str, str]) -> SourceStream:
-    given = {name.lower(): value for name, value in options.items()}
+def _lowered(options: Mapping[str, str]) -> dict[str, str]:
+    """Spark does not tell options apart by case."""
+    return {name.lower(): value for name, value in options.items()}
+
+
+def _of_kafka(source: str, frame: DataFrame, given: Mapping[str, str]) -> SourceStream:
     reads = {_SERVERS: _joined(given.get(_SERVERS, "").lower().split(","))}
     if _TOPICS in given:
         reads[_TOPICS] = _joined(given[_TOPICS].split(","))
@@ -121,7 +132,7 @@ def _of_kafka(source: str, frame: DataFrame, options: Mapping[str, str]) -> Sour
 
 
 def _of_files(frame: DataFrame, options: Mapping[str, str]) -> dict[str, str]:
-    given = {name.lower(): value for name, value in options.items()}
+    given = _lowered(options)
     reads = {"path": _qualified(frame, given.get("path", ""))}
     chosen = {name: given.get(name.lower(), "") for name in _SELECTS_FILES}
     return reads | {name: value for name, value in chosen.items() if value.lower() not in ("", "false")}
@@ -211,7 +222,7 @@ def going_on(
 
 def _is_same(then: SourceStream, now: SourceStream) -> bool:
     if then.format != _KAFKA:
-        return then.format == now.format and _by_lower_name(then) == _by_lower_name(now)
+        return then.format == now.format and _lowered(then.reads) == _lowered(now.reads)
     if then.format != now.format or then.reads.keys() != now.reads.keys():
         return False
     are_same_brokers = bool(_set_of(then, _SERVERS) & _set_of(now, _SERVERS)) or any(
@@ -221,10 +232,6 @@ def _is_same(then: SourceStream, now: SourceStream) -> bool:
     # there when it comes back.
     are_all_there = all(_set_of(then, name) <= _set_of(now, name) for name in (_TOPICS, _PARTITIONS))
     return are_same_brokers and are_all_there and then.reads.get(_PATTERN) == now.reads.get(_PATTERN)
-
-
-def _by_lower_name(stream: SourceStream) -> dict[str, str]:
-    return {name.lower(): value for name, value in stream.reads.items()}
 
 
 def _set_of(stream: SourceStream, name: str) -> set[str]:
