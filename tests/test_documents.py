@@ -32,6 +32,7 @@ COMMANDS: dict[str, list[str] | None] = {
     "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev soak": ["tidegate", "simulate", "--seeds", "1"],
+    "./dev kafka": None,  # fetches jars
     "./dev bench protocol": ["python", "-m", "benchmarks", "protocol", "--help"],
     "./dev bench spark": ["python", "-m", "benchmarks", "spark", "--help"],
     "./dev check": None,  # this very run

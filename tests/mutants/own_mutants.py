@@ -20,6 +20,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.order import in_order
 from tidegate.spark.pausing import PausableSource
+from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
@@ -482,5 +483,27 @@ OWN_DEFECTS: Final = (
         "a table that has a column to order by holds up all stages before it",
         rewrite(Edit(in_order, " and each.sink.needs_order", "")),
         properties.order_is_kept_on_the_whole_way_to_a_table_with_a_key,
+    ),
+    # -- sources
+    Mutant(
+        "a_position_is_taken_up_in_another_stream",
+        Section.OWN,
+        "a source goes on from where it stood though it reads another topic",
+        rewrite(Edit(going_on, "not all(map(_is_same, then, now))", "False")),
+        properties.a_source_goes_on_only_in_what_it_read,
+    ),
+    Mutant(
+        "a_topic_that_was_created_anew_is_taken_for_the_old_one",
+        Section.OWN,
+        "a source goes on from where it stood in a topic of which only the name is left",
+        rewrite(Edit(going_on, "if before.ids.get(topic, found) != found:", "if False:")),
+        properties.a_topic_that_was_created_anew_is_another,
+    ),
+    Mutant(
+        "a_topics_id_is_forgotten_while_its_broker_is_away",
+        Section.OWN,
+        "a run that starts while the broker does not answer leaves nothing for the next one to compare",
+        rewrite(Edit(going_on, "ids={**before.ids, **stream.ids}", "ids=stream.ids")),
+        properties.a_topic_that_was_created_anew_is_another,
     ),
 )

@@ -16,7 +16,9 @@ from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
     NoCheckpointInProgress,
+    PipelineChanged,
     ProtocolViolation,
+    RecoveryRefused,
     TidegateError,
     UnknownInput,
 )
@@ -39,6 +41,8 @@ from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, re
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.spark.order import in_order
+from tidegate.spark.sources import going_on
+from tidegate.storage.manifest import SourceStream
 from tidegate.testing.simulator.cluster import Cluster
 
 FIRST = Barrier(1, 1)
@@ -335,3 +339,21 @@ def stages_in_order(newest_by: Sequence[str] = ()) -> frozenset[str]:
 def order_is_kept_on_the_whole_way_to_a_table_with_a_key() -> None:
     assert stages_in_order() == {"relay", "table", "sums", "sums_table"}
     assert stages_in_order(newest_by=["n"]) == frozenset()
+
+
+# -- sources ----------------------------------------------------------------------------------------
+
+
+def _topic(name: str, **ids: str) -> tuple[SourceStream, ...]:
+    return (SourceStream("kafka", {"kafka.bootstrap.servers": "one:9092", "subscribe": name}, ids),)
+
+
+def a_source_goes_on_only_in_what_it_read() -> None:
+    going_on("rows", "then", _topic("orders"), _topic("orders"))
+    refused(PipelineChanged, going_on, "rows", "then", _topic("orders"), _topic("returns"))
+
+
+def a_topic_that_was_created_anew_is_another() -> None:
+    """Also where the broker was away when the run in between was started."""
+    in_between = going_on("rows", "then", _topic("orders", orders="1"), _topic("orders"))
+    refused(RecoveryRefused, going_on, "rows", "then", in_between, _topic("orders", orders="2"))

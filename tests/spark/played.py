@@ -28,12 +28,21 @@ from tidegate.spark.root import Root
 from tidegate.spark.run import address_of
 from tidegate.spark.stage import RunningStage
 from tidegate.storage.inspection import retained_manifests
-from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, TableAddress, encode_manifest
+from tidegate.storage.manifest import (
+    FORMAT,
+    Manifest,
+    SourceStream,
+    StageShape,
+    StageSnapshot,
+    TableAddress,
+    encode_manifest,
+)
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 
 SCHEMA = "struct<id:bigint>"
+READ_STREAM = SourceStream("json", {"path": "in"})
 ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
 _BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 
@@ -166,6 +175,7 @@ class PlayedPipeline:
                 each.output_mode,
                 SCHEMA,
                 None if each.sink is None else address or address_of(each.sink),
+                () if each.inputs else (READ_STREAM,),
             )
             for each in definitions
         }

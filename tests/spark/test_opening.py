@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
-from tests.spark.played import CountingTable, PlayedPipeline
-from tidegate.errors import ForeignRoot, ForeignTable, RecoveryRefused, StageFailed, Superseded
+from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline
+from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Sink, SinkPlace
@@ -26,9 +26,10 @@ from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
 from tidegate.spark.session import RunSession
 from tidegate.storage.inspection import examine
-from tidegate.storage.manifest import Manifest, StageShape, TableAddress
+from tidegate.storage.manifest import Manifest, SourceStream, StageShape, TableAddress
 
 SCHEMA = StructType([StructField("id", LongType())])
+BUILT = SimpleNamespace(schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,))
 
 
 class Broken(Exception):
@@ -86,8 +87,7 @@ def check_newest(folder: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
-    built = SimpleNamespace(schema=SCHEMA, sources=(), frame=None)
-    monkeypatch.setattr(queries, "build", lambda *_: built)
+    monkeypatch.setattr(queries, "build", lambda *_: BUILT)
     monkeypatch.setattr(run, "StageSessions", lambda _: None)
     monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(RunSession, "check", lambda *_: None)
@@ -113,7 +113,7 @@ def test_a_run_that_is_taken_over_while_it_starts_gives_way_and_deletes_nothing(
         once()
         if "fails" in when:
             raise Broken
-        return SimpleNamespace(schema=SCHEMA, sources=(), frame=None)
+        return BUILT
 
     def open_late(root: Root, *arguments: Any) -> Any:
         monkeypatch.setattr(Root, "open", real_open)
@@ -264,6 +264,24 @@ def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, m
     assert table is not None
     assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").identity()
     assert table.identity is not None
+
+
+@pytest.mark.parametrize("reads", ["in", "elsewhere"])
+def test_a_source_that_stood_in_another_stream_is_refused(
+    reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    tg.DeltaTable(tmp_path / "lake" / "table").prepare_table(place, SCHEMA)
+    take_over(tmp_path)
+    built = SimpleNamespace(**{**vars(BUILT), "streams": (SourceStream("json", {"path": reads}),)})
+    monkeypatch.setattr(queries, "build", lambda *_: built)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    if reads == "in":
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    else:
+        with pytest.raises(PipelineChanged, match=r"path=in\), now it is json \(path=elsewhere\)"):
+            pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == (2 if reads == "in" else 1)
 
 
 class Writer:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import deltalake
+import msgspec
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
 from pyspark.sql.types import StructType
 
 import tidegate as tg
-from tests.spark.harness import Crash, run_to_end, stream, table_rows, write_input
+from tests.spark.harness import Crash, at_most, run_to_end, stream, table_rows, write_input
+from tidegate.errors import PipelineChanged, RecoveryRefused
 from tidegate.spark.status import RunStatus
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -101,22 +105,37 @@ def test_a_source_starts_where_it_first_stood_though_no_checkpoint_has_seen_a_ba
     tmp_path: Path, spark: SparkSession
 ) -> None:
     """Such as Kafka's "latest". A rate source too notes when it was first started, before its first batch."""
-    pipeline = tg.Pipeline("numbered")
     root = tmp_path / "root"
 
-    @pipeline.source
-    def numbers(spark: SparkSession) -> DataFrame:
-        return spark.readStream.format("rate").option("rowsPerSecond", 1).load()
+    def counting(**options: int) -> tg.Pipeline:
+        pipeline = tg.Pipeline("numbered")
 
-    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
-    def kept(numbers: DataFrame) -> DataFrame:
-        return numbers
+        @pipeline.source
+        def numbers(spark: SparkSession) -> DataFrame:
+            return spark.readStream.format("rate").options(**options).load()
 
-    for generation in (1, 2):
-        crash_before_a_checkpoint(pipeline, root, spark, "numbers", generation)
+        @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+        def kept(numbers: DataFrame) -> DataFrame:
+            return numbers
+
+        return pipeline
+
+    crash_before_a_checkpoint(counting(rowsPerSecond=1), root, spark, "numbers", 1)
+    # How it is read has changed, and now what is read.
+    crash_before_a_checkpoint(counting(rowsPerSecond=1, numPartitions=1), root, spark, "numbers", 2)
+    with pytest.raises(PipelineChanged, match=r"when it first started: .*rowsPerSecond=1\).*rowsPerSecond=2\)"):
+        run_to_end(counting(rowsPerSecond=2), root, spark, view=at_most(60))
+    assert StoredDecisions(Store(root)).read().generation == 2
     assert first_position(root, "numbers", 2).read_bytes() == first_position(root, "numbers", 1).read_bytes()
-    identity = first_position(root, "numbers", 2).parents[3] / "identity"
-    assert re.fullmatch("[0-9a-f]{64}", identity.read_text(encoding="utf-8"))
+    for generation in (1, 2):
+        note = root / RootPaths.source_streams(generation, "numbers")
+        assert msgspec.json.decode(note.read_bytes()) == [
+            {"format": "rate", "reads": {"rowsPerSecond": "1"}, "ids": {}}
+        ]
+
+    note.unlink()
+    with pytest.raises(RecoveryRefused, match=r"what source 'numbers' read .* cannot be told: .*/streams.json cannot"):
+        run_to_end(counting(rowsPerSecond=1), root, spark, view=at_most(60))
 
 
 def first_position(root: Path, source: str, generation: int) -> Path:
@@ -134,9 +153,11 @@ def crash_before_a_checkpoint(
         run_to_end(pipeline, root, spark, available_now=False, checkpoint_interval="1h", view=crash_early)
 
 
-def test_a_source_that_was_changed_before_the_first_checkpoint_reads_nothing_of_the_old_one(
+def test_a_source_of_files_that_was_changed_before_the_first_checkpoint_reads_nothing_of_the_old_one(
     tmp_path: Path, spark: SparkSession
 ) -> None:
+    """It has no position yet that could be of another folder."""
+
     def reading(folder: Path) -> tg.Pipeline:
         pipeline = tg.Pipeline("changed")
 

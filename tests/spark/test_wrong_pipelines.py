@@ -612,7 +612,7 @@ def shop(folder: Path, change: str = "") -> tg.Pipeline:
 
     @pipeline.source
     def rows(spark: SparkSession) -> DataFrame:
-        return stream(spark, folder / "in")
+        return stream(spark, folder / ("elsewhere" if change == "path" else "in"))
 
     @pipeline.stage(output_mode="update" if change == "output mode" else "append")
     def middle(rows: DataFrame) -> DataFrame:
@@ -645,6 +645,7 @@ def test_a_pipeline_that_was_changed_is_refused_and_goes_on_once_it_is_changed_b
     tmp_path: Path, spark: SparkSession
 ) -> None:
     write_input(tmp_path / "in", 2, 10)
+    write_input(tmp_path / "elsewhere", 1, 10, first_file=5)
     run_to_end(shop(tmp_path), tmp_path / "root", spark)
     decisions = StoredDecisions(Store(tmp_path / "root"))
     before = list(decisions.read())
@@ -654,6 +655,7 @@ def test_a_pipeline_that_was_changed_is_refused_and_goes_on_once_it_is_changed_b
         "schema": r"stage 'middle' had schema .*bigint.*, now .*int",
         "inputs": r"stage 'table' had inputs .*middle.*, now .*rows",
         "output mode": "stage 'middle' had output_mode append, now update",
+        "path": r"source 'rows' .* at ckpt-\d+: that was json \(path=.*/in\), now it is json \(path=.*/elsewhere\)",
     }
     for change, words in told.items():
         with pytest.raises(PipelineChanged, match=words):

@@ -16,6 +16,7 @@ from tidegate.storage.manifest import (
     FORMAT,
     Manifest,
     SnapshotFile,
+    SourceStream,
     StageShape,
     StageSnapshot,
     as_report,
@@ -24,6 +25,7 @@ from tidegate.storage.manifest import (
 )
 
 NAME = "generations/000002/manifests/ckpt-000007.json"
+ORDERS = SourceStream("kafka", {"subscribe": "größe"}, {"größe": "CF4GXYYJSkumNFlcIUhWmQ"})
 
 
 def a_file(name: str) -> SnapshotFile:
@@ -68,7 +70,10 @@ def a_manifest() -> Manifest:
         aligned=True,
         triggered_at="2026-01-01T00:00:00.000+00:00",
         duration_ms=125,
-        shape={"joined": StageShape("stage", ("orders", "payments"), "append", "struct<id:bigint>")},
+        shape={
+            "joined": StageShape("stage", ("orders", "payments"), "append", "struct<id:bigint>"),
+            "orders": StageShape("source", (), "append", "struct<id:bigint>", None, (ORDERS,)),
+        },
         stages={"joined": a_snapshot(), "orders": source},
     )
 

@@ -112,6 +112,7 @@ class Generation:
         self._definitions = {definition.name: definition for definition in definitions}
         self._opened = opened
         self.generation = opened.generation
+        self.shape = dict(opened.shape)
         self._paths = paths
         self._store = store
         self._decisions = StoredDecisions(store)
@@ -402,7 +403,7 @@ class Generation:
             aligned=checkpoint.is_aligned,
             triggered_at=self._triggered_at.pop(checkpoint.checkpoint_id),
             duration_ms=self._now_ms - checkpoint.triggered_ms,
-            shape=self._opened.shape,
+            shape=dict(self.shape),
             stages=self._snapshots[checkpoint.checkpoint_id],
         )
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,14 +19,14 @@ from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.session import StageSessions
+from tidegate.spark.sources import STREAM_V1, stream_leaves, streams_read
+from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 _WATERMARK_METADATA: Final = "spark.watermarkDelayMs"
-_FILE_SOURCE: Final = "StreamingRelation"
-_STREAM_V2: Final = "StreamingRelationV2"
 
 # Sequence numbers stand where Spark expects milliseconds: it forgets files that are this many segments old. Those
 # that it may meet again, in a gate's log since the last compaction, are an eighth of them at most.
@@ -61,12 +60,12 @@ def read_gate(session: SparkSession, gate: Path, schema: StructType) -> DataFram
 class Built(msgspec.Struct, frozen=True):
     """A stage's DataFrame, and its sources in Spark's order, where they read other stages.
 
-    `identity` is that of the streams that it reads otherwise. `aggregates`: all that it reads goes into groups.
+    `streams` are those that it reads otherwise. `aggregates`: all that it reads goes into groups.
     """
 
     frame: DataFrame
     sources: tuple[StageSource, ...]
-    identity: str = ""
+    streams: tuple[SourceStream, ...] = ()
     aggregates: bool = False
 
     @property
@@ -108,7 +107,7 @@ def build(
     _check_output_mode(what, definition, frame)
     if not gates:
         _check_source(what, frame)
-        return Built(frame, (), _identity(frame))
+        return Built(frame, (), streams_read(definition.name, frame))
     aggregates = _aggregates(frame._jdf.queryExecution().analyzed())
     return Built(frame, _sources(what, frame, gates), aggregates=aggregates)
 
@@ -121,15 +120,9 @@ def _aggregates(plan: Any) -> bool:
     return not children.isEmpty() and all(_aggregates(children.apply(index)) for index in range(children.size()))
 
 
-def _streams(frame: DataFrame) -> Iterator[Any]:
-    """The streams that a stage reads, as the leaves of its plan, in Spark's order."""
-    leaves = frame._jdf.queryExecution().analyzed().collectLeaves()
-    return (leaf for leaf in (leaves.apply(index) for index in range(leaves.size())) if leaf.isStreaming())
-
-
 def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
     """An option of a stream, if it is of a file source."""
-    if leaf.nodeName() != _FILE_SOURCE:
+    if leaf.nodeName() != STREAM_V1:
         return None
     jvm = frame.sparkSession._jvm
     assert jvm is not None
@@ -137,22 +130,9 @@ def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
     return str(found.get()) if found.isDefined() else None
 
 
-def _identity(frame: DataFrame) -> str:
-    """What tells whether a source reads the same streams as before. A checksum, because options may hold secrets."""
-    told = hashlib.sha256()
-    for leaf in _streams(frame):
-        said = [leaf.nodeName(), leaf.schema().json()]
-        if leaf.nodeName() == _FILE_SOURCE:
-            said += [leaf.dataSource().className(), *sorted(leaf.dataSource().options().mkString("\n").splitlines())]
-        elif leaf.nodeName() == _STREAM_V2:
-            said += [leaf.sourceName(), *sorted(map(str, leaf.extraOptions().asCaseSensitiveMap().items()))]
-        told.update("\0".join(map(str, said)).encode())
-    return told.hexdigest()
-
-
 def _check_source(what: str, frame: DataFrame) -> None:
     """A source must be able to go back to a checkpoint, though Spark has committed batches since."""
-    for leaf in _streams(frame):
+    for leaf in stream_leaves(frame):
         cleaning = _option(frame, leaf, "cleanSource") or "off"
         if cleaning.lower() != "off":
             raise InvalidPipeline(
@@ -166,7 +146,7 @@ def _sources(what: str, frame: DataFrame, gates: dict[str, Path]) -> tuple[Stage
     names = {str(gate): name for name, gate in gates.items()}
     different: list[Any] = []
     found: list[StageSource] = []
-    for leaf in _streams(frame):
+    for leaf in stream_leaves(frame):
         name = names.get(_option(frame, leaf, "path") or "")
         if name is None:
             raise InvalidPipeline(f"{what} reads a stream of its own; make a source of it, and take that as an input")

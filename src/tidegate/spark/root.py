@@ -6,6 +6,8 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
+import msgspec
+
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
@@ -28,6 +30,8 @@ from tidegate.protocol.recovery import (
 )
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.generation import Opened
+from tidegate.spark.snapshot import first_position
+from tidegate.spark.sources import going_on
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import RootOwner, examine, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
@@ -180,3 +184,24 @@ def check_shape(manifest: Manifest, shape: Mapping[str, StageShape]) -> None:
                     f"the pipeline no longer fits {name}: stage {stage!r} had {field} {getattr(then, field)}, now "
                     f"{getattr(now, field)}; {hint}"
                 )
+
+
+def check_sources(
+    paths: RootPaths, generation: int, base: Manifest | None, shape: Mapping[str, StageShape]
+) -> dict[str, StageShape]:
+    """A source may go on only in what it read. Returns the shape with what was known before of what is read.
+
+    Where no checkpoint has seen a batch of a source, it goes on from where it first stood, if that is known.
+    """
+    known = dict(shape)
+    for name, now in shape.items():
+        if now.inputs:
+            continue
+        if base is not None and base.stages[name].cut is not None:
+            then, since = base.shape[name].streams, f"at {checkpoint_name(base.checkpoint_id)}"
+        elif (first := first_position(paths, generation, name)) is not None:
+            then, since = first.streams, "when it first started"
+        else:
+            continue
+        known[name] = msgspec.structs.replace(now, streams=going_on(name, since, then, now.streams))
+    return known

@@ -58,13 +58,14 @@ from tidegate.spark.order import in_order
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
-from tidegate.spark.root import Root
+from tidegate.spark.root import Root, check_sources
 from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.stage import cause_of
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import check_not_put_back
+from tidegate.spark.watch import TopicWatch
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
@@ -280,6 +281,7 @@ class _Run:
         self._view = view
         self._stop = stop
         self._remote = remote
+        self._watch = TopicWatch({})
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
@@ -319,6 +321,7 @@ class _Run:
                 self._remote.restarting(str(error))
                 failure = error
             finally:
+                self._watch.stop()
                 if generation is not None:
                     generation.stop()
             if self._stop.wait(pause_s):
@@ -368,6 +371,7 @@ class _Run:
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
             log, base = self._root.recovered(sinks, shape)
+            shape = check_sources(self._root.paths, number, base, shape)
             tables = self._check_tables(sinks, built, base, log)
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
@@ -458,6 +462,7 @@ class _Run:
                 each.output_mode,
                 built[each.name].schema.simpleString(),
                 None if each.sink is None else each.sink.table,
+                built[each.name].streams,
             )
             for each in self._definitions
         }
@@ -493,6 +498,7 @@ class _Run:
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
                 raise StageFailed(name, cause_of(error)) from error
+        self._watch = TopicWatch({each.name: built[each.name].frame for each in self._definitions if not each.inputs})
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
@@ -507,7 +513,8 @@ class _Run:
         if start is not None:
             restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
         if cut is None and not definition.inputs:
-            keep_first_position(self._root.paths, generation.generation, definition.name, built.identity)
+            streams = generation.shape[definition.name].streams
+            keep_first_position(self._root.paths, generation.generation, definition.name, streams)
         elif cut is not None and definition.inputs:
             restart_source_logs(checkpoint, cut, built.sources)
         return checkpoint
@@ -531,6 +538,7 @@ class _Run:
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
                 generation.check_queries()
+                self._watch.check(generation.shape)
                 self._show(generation)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)

@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint
+from tidegate.errors import DamagedCheckpoint, RecoveryRefused
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.files import checksum, link
-from tidegate.storage.manifest import SnapshotFile
+from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
 
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_([0-9a-f-]+))?\.(zip|changelog|delta|snapshot)")
@@ -32,6 +32,8 @@ _FULL: Final = ("zip", "snapshot")
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
+
+_streams_decoder: Final = msgspec.json.Decoder(tuple[SourceStream, ...])
 
 
 class _SstFile(msgspec.Struct, rename="camel"):
@@ -254,25 +256,50 @@ def _restore_file(name: str, source: Path, checkpoint: Path, stage: str) -> None
         link(source, target)
 
 
-def keep_first_position(paths: RootPaths, generation: int, stage: str, identity: str) -> None:
+class FirstPosition(msgspec.Struct, frozen=True):
+    """Where a source stood before its first batch: entry 0 of its logs, and what it read."""
+
+    files: tuple[Path, ...]
+    streams: tuple[SourceStream, ...]
+
+
+def first_position(paths: RootPaths, generation: int, stage: str) -> FirstPosition | None:
+    """Where a source that no checkpoint has seen a batch of first stood, in a generation before this one.
+
+    Spark notes that before the first batch, as entry 0 of the source's log; the generation before has it, whatever else
+    it did. A source of files has noted the files of its first batch there: it looks for them again, as if new.
+    """
+    for older in range(generation - 1, 0, -1):
+        attempts = paths.absolute(paths.stage(older, stage)).glob("spark*/sources/*/0")
+        # Each attempt has it from the one before, which may be gone by now.
+        if noted := {path.parent.name: path for path in attempts if path.is_file()}:
+            files = tuple(path for path in noted.values() if not is_of_files(path))
+            return FirstPosition(files, _noted_streams(paths, older, stage)) if files else None
+    return None
+
+
+def _noted_streams(paths: RootPaths, generation: int, stage: str) -> tuple[SourceStream, ...]:
+    note = paths.absolute(paths.source_streams(generation, stage))
+    try:
+        return _streams_decoder.decode(note.read_bytes())
+    except (OSError, msgspec.MsgspecError) as error:
+        raise RecoveryRefused(
+            f"what source {stage!r} read before any checkpoint of it cannot be told: {note} cannot be read ({error}). "
+            f"What to do: start the pipeline on a new root; nothing was changed"
+        ) from error
+
+
+def keep_first_position(paths: RootPaths, generation: int, stage: str, streams: tuple[SourceStream, ...]) -> None:
     """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
 
-    Kafka's "latest" is such a stream. Spark notes where a source first stood before its first batch, as entry 0 of the
-    source's log; the generation before has it, whatever else it did. `identity` tells whether it is the same source
-    still. A source of files has noted the files of its first batch there: it looks for them again, as if new.
+    Kafka's "latest" is such a stream. `streams` is what the source reads: it was found to be what it read then.
     """
-    note = paths.absolute(paths.source_identity(generation, stage))
+    note = paths.absolute(paths.source_streams(generation, stage))
     note.parent.mkdir(parents=True, exist_ok=True)
-    note.write_text(identity, encoding="utf-8")
+    hidden = note.with_name(f".{note.name}.tmp")
+    hidden.write_bytes(msgspec.json.encode(streams))
+    hidden.rename(note)
+    first = first_position(paths, generation, stage)
     checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
-    for older in range(generation - 1, 0, -1):
-        logs = paths.absolute(f"{paths.spark_checkpoint(older, stage)}/sources")
-        first = [path for path in logs.glob("*/0") if path.is_file()]
-        if not first:
-            continue
-        then = paths.absolute(paths.source_identity(older, stage))
-        if then.is_file() and then.read_text(encoding="utf-8") == identity:
-            for path in first:
-                if not is_of_files(path):
-                    link(path, checkpoint / "sources" / path.parent.name / path.name)
-        return
+    for path in () if first is None else first.files:
+        link(path, checkpoint / "sources" / path.parent.name / path.name)

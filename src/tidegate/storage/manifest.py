@@ -62,14 +62,27 @@ class TableAddress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     identity: str | None = None
 
 
+class SourceStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stream that a source reads: which one it is (topics, a path), without secrets and without how it is read.
+
+    `ids` tells topics from others that have their names later. One that is not there is not known.
+    """
+
+    format: str
+    reads: dict[str, str]
+    ids: dict[str, str] = {}
+
+
 class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a stage must stay the same for its state to be taken up again, and where a sink's rows are."""
+    """What of a stage must stay the same for its state to be taken up again, what a source reads, and where a sink's
+    rows are."""
 
     kind: str
     inputs: tuple[str, ...]
     output_mode: str
     schema: str
     table: TableAddress | None = None
+    streams: tuple[SourceStream, ...] = ()
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

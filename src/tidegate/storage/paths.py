@@ -16,7 +16,7 @@
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
     stages/<stage>/spark-2/, output-2/   the same of a second attempt, after the stage was paused
-    stages/<stage>/identity              which stream a source reads, as a checksum
+    stages/<stage>/streams.json          what a source reads
     stages/<stage>/nothing.parquet       no rows: makes a reader that was restored run a batch
 """
 
@@ -85,8 +85,8 @@ class RootPaths:
         return f"{RootPaths.generation(generation)}/stages/{stage}"
 
     @staticmethod
-    def source_identity(generation: int, stage: str) -> str:
-        return f"{RootPaths.stage(generation, stage)}/identity"
+    def source_streams(generation: int, stage: str) -> str:
+        return f"{RootPaths.stage(generation, stage)}/streams.json"
 
     @staticmethod
     def spark_checkpoint(generation: int, stage: str, attempt: int = 1) -> str:

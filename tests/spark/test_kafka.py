@@ -1,0 +1,201 @@
+"""Kafka as a source, with a real broker. `./dev kafka` runs this; `./dev test` does not, because of the jars."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+import tidegate as tg
+from tests.kafka_broker import KafkaBroker, KafkaClient, connector_jars
+from tests.spark.harness import Crash, at_most, run_to_end, table_rows
+from tidegate.errors import PipelineChanged, RecoveryRefused
+from tidegate.spark import watch
+from tidegate.spark.session import existing_session, local_session
+from tidegate.spark.sources import going_on, streams_read
+from tidegate.spark.status import RunStatus
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.store import Store
+
+pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
+
+SECRET = "very-secret"
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[KafkaBroker]:
+    broker = KafkaBroker()
+    yield broker
+    broker.remove()
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    assert existing_session() is None, "these tests need a session with Spark's connector: run them alone (./dev kafka)"
+    settings = {"spark.jars": connector_jars()}
+    session = local_session("tidegate-kafka", tmp_path_factory.mktemp("spark") / "spark.log", settings)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def client(broker: KafkaBroker, spark: SparkSession) -> Iterator[KafkaClient]:
+    client = KafkaClient(broker.servers, spark._jvm)
+    yield client
+    client.close()
+
+
+def reading(folder: Path, **options: object) -> tg.Pipeline:
+    pipeline = tg.Pipeline("read")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        reader = spark.readStream.format("kafka")
+        for name, value in options.items():
+            reader = reader.option(name.replace("__", "."), str(value))
+        return reader.load().selectExpr("topic", "CAST(CAST(value AS string) AS long) AS value")
+
+    @pipeline.sink(tg.DeltaTable(folder / "lake" / "table"))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows
+
+    return pipeline
+
+
+def shown(folder: Path) -> Counter[tuple[object, ...]]:
+    return table_rows(folder / "lake" / "table", ["topic", "value"])
+
+
+def run(pipeline: tg.Pipeline, folder: Path, spark: SparkSession) -> None:
+    run_to_end(pipeline, folder / "root", spark, view=at_most(120))
+
+
+def crash_before_the_first_batch(pipeline: tg.Pipeline, folder: Path, spark: SparkSession) -> None:
+    first = "generations/000001/stages/rows/spark/sources/0/0"
+    in_time = at_most(60)
+
+    def crash(status: RunStatus) -> None:
+        in_time(status)
+        if (folder / "root" / first).exists():
+            raise Crash
+
+    with pytest.raises(Crash):
+        run_to_end(pipeline, folder / "root", spark, available_now=False, checkpoint_interval="1h", view=crash)
+
+
+def test_a_quiet_topic_is_read_from_where_it_first_stood_whatever_options_changed_but_not_another_one(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient
+) -> None:
+    client.create("orders", "returns", "others")
+    client.send("orders", range(5))
+    latest = {"subscribe": "orders", "kafka__bootstrap__servers": broker.servers, "startingOffsets": "latest"}
+    login = {"kafka__sasl__jaas__config": f'org.example.Login required password="{SECRET}";'}
+    crash_before_the_first_batch(reading(tmp_path, **latest, **login), tmp_path, spark)
+    client.send("orders", range(100, 150))
+    client.send("returns", range(3))
+    with pytest.raises(PipelineChanged, match=r"source 'rows' .*subscribe=orders.*subscribe=others") as refused:
+        run(reading(tmp_path, **{**latest, "subscribe": "others"}), tmp_path, spark)
+    assert SECRET not in str(refused.value)
+    assert StoredDecisions(Store(tmp_path / "root")).read().generation == 1
+
+    login = {"kafka__sasl__jaas__config": 'org.example.Login required password="rotated";'}
+    run(reading(tmp_path, **latest, **login, maxOffsetsPerTrigger=1000), tmp_path, spark)
+    assert shown(tmp_path) == Counter(("orders", each) for each in range(100, 150))
+
+    # Now after a checkpoint with rows: a topic may come, the broker may have another name, but no topic may go.
+    more = {
+        **latest,
+        "subscribe": "returns, orders",
+        "kafka__bootstrap__servers": broker.servers.replace("127.0.0.1", "localhost"),
+    }
+    run(reading(tmp_path, **more), tmp_path, spark)
+    both = Counter(("orders", each) for each in range(100, 150)) + Counter(("returns", each) for each in range(3))
+    assert shown(tmp_path) == both
+    with pytest.raises(PipelineChanged, match=r"source 'rows' .*ckpt-00000\d.*=orders,returns\).*=orders\)"):
+        run(reading(tmp_path, **latest), tmp_path, spark)
+    for path in (tmp_path / "root").rglob("*"):
+        assert not path.is_file() or SECRET.encode() not in path.read_bytes(), path
+
+
+def test_a_topic_that_was_deleted_and_created_anew_is_refused(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient
+) -> None:
+    client.create("payments")
+    client.send("payments", range(10))
+    earliest = {"kafka__bootstrap__servers": broker.servers, "startingOffsets": "earliest"}
+    pipeline = reading(tmp_path, subscribePattern="pay.*", **earliest)
+    run(pipeline, tmp_path, spark)
+    run(pipeline, tmp_path, spark)
+    assert shown(tmp_path) == Counter(("payments", each) for each in range(10))
+    before = list(StoredDecisions(Store(tmp_path / "root")).read())
+    client.delete("payments")
+    client.create("payments")
+    client.send("payments", range(1000, 1030))
+    with pytest.raises(RecoveryRefused, match=r"source 'rows'.* topic 'payments' was deleted and created anew"):
+        run(pipeline, tmp_path, spark)
+    assert list(StoredDecisions(Store(tmp_path / "root")).read()) == before
+
+
+def test_a_topic_that_is_deleted_and_created_anew_while_it_is_read_ends_the_run(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where Spark does not see it gone. A topic that comes meanwhile is known from then on."""
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 1.0)
+    client.create("visit-1")
+    client.send("visit-1", range(10))
+    options = {"kafka__bootstrap__servers": broker.servers, "startingOffsets": "earliest"}
+    options["kafka__metadata__max__age__ms"] = "1000"
+    pipeline = reading(tmp_path, subscribePattern="visit-.*", **options)
+    in_time = at_most(120)
+    done: list[str] = []
+
+    def topics_known() -> set[str]:
+        log = StoredDecisions(Store(tmp_path / "root")).read()
+        manifest = b"" if log.newest is None else (tmp_path / "root" / log.newest.manifest).read_bytes()
+        return {topic for topic in ("visit-1", "visit-2") if f'"{topic}": "'.encode() in manifest}
+
+    def change(status: RunStatus) -> None:
+        in_time(status)
+        known, rows = topics_known(), sum(shown(tmp_path).values())
+        if not done and known == {"visit-1"} and rows == 10:
+            done.append("a topic came")
+            client.create("visit-2")
+            client.send("visit-2", range(10))
+        elif done == ["a topic came"] and known == {"visit-1", "visit-2"} and rows == 20:
+            done.append("it was created anew")
+            client.delete("visit-2")
+            client.create("visit-2")
+            client.send("visit-2", range(100, 130))
+
+    with pytest.raises(RecoveryRefused, match="topic 'visit-2' was deleted and created anew"):
+        run_to_end(
+            pipeline, tmp_path / "root", spark, available_now=False, view=change, restarts=3, restart_pause="1ms"
+        )
+    assert all(shown(tmp_path)["visit-2", each] == 1 for each in range(10))
+
+
+def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics_is_not_forgotten(
+    spark: SparkSession, broker: KafkaBroker, client: KafkaClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.create("visits")
+    frame = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker.servers)
+    visits = frame.option("subscribe", "visits,none").option("kafka.sasl.jaas.config", SECRET).load()
+    known = streams_read("rows", visits)
+    assert list(known[0].ids) == ["visits"], "one that does not exist has no id, and is not created"
+    assert not caplog.records
+    broker.stop()
+    started = time.monotonic()
+    away = streams_read("rows", visits)
+    assert time.monotonic() - started < 60
+    assert away[0].ids == {}
+    assert [each.levelname for each in caplog.records] == ["WARNING"]
+    assert "source 'rows': the ids of its topics could not be looked up" in caplog.text
+    assert SECRET not in caplog.text
+    assert going_on("rows", "then", known, away) == known
+    broker.start()
+    client.send("visits", [1])  # waits until it is there
+    assert streams_read("rows", visits) == known

@@ -1,0 +1,223 @@
+"""What a source reads: when it is the same, and that no secret is in it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, SimpleDataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from tidegate.errors import PipelineChanged, RecoveryRefused, StageFailed
+from tidegate.spark import watch
+from tidegate.spark.sources import going_on, streams_read, without_secrets
+from tidegate.storage.manifest import SourceStream, StageShape
+
+SERVERS = "kafka.bootstrap.servers"
+
+
+def kafka(servers: str = "one:9092,two:9092", ids: dict[str, str] | None = None, **reads: str) -> SourceStream:
+    return SourceStream("kafka", {SERVERS: servers, **(reads or {"subscribe": "a,b"})}, ids or {})
+
+
+def goes_on(then: SourceStream, now: SourceStream) -> bool:
+    """Whether it does. If not, the error names both."""
+    try:
+        going_on("rows", "at ckpt-000007", (then,), (now,))
+    except PipelineChanged as error:
+        told = str(error)
+    else:
+        return True
+    for words in ("source 'rows'", "at ckpt-000007", *then.reads.values(), *now.reads.values(), "on a new root"):
+        assert words in told
+    return False
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "is_same"),
+    [
+        (kafka(), kafka(), True),
+        (kafka(), kafka(subscribe="a,b,c"), True),
+        (kafka(), kafka(subscribe="a"), False),
+        (kafka(), kafka(subscribe="b,c"), False),
+        (kafka(), kafka("three:9092,two:9092"), True),
+        (kafka(), kafka("three:9092"), False),
+        (kafka(ids={"a": "1", "b": "2"}), kafka("three:9092", ids={"a": "1"}), True),
+        (kafka(ids={"a": "1"}), kafka("three:9092", ids={"a": "2"}), False),
+        (kafka(ids={"a": "1"}), kafka("three:9092", ids={"b": "1"}), False),
+        (kafka(), kafka(subscribePattern="a|b"), False),
+        (kafka(subscribePattern="a.*"), kafka(subscribePattern="a.*"), True),
+        (kafka(subscribePattern="a.*"), kafka(subscribePattern="b.*"), False),
+        (kafka(assign="a-0"), kafka(assign="a-0,a-1"), True),
+        (kafka(assign="a-0,a-1"), kafka(assign="a-1"), False),
+        (SourceStream("json", {"path": "file:/in"}), SourceStream("json", {"path": "file:/in"}), True),
+        (SourceStream("json", {"path": "file:/in"}), SourceStream("json", {"path": "file:/other"}), False),
+        (SourceStream("json", {"path": "file:/in"}), SourceStream("text", {"path": "file:/in"}), False),
+    ],
+)
+def test_a_source_goes_on_only_in_what_it_read(then: SourceStream, now: SourceStream, is_same: bool) -> None:
+    assert goes_on(then, now) is is_same
+
+
+def test_a_stream_more_or_less_is_another_source() -> None:
+    with pytest.raises(PipelineChanged, match=r"that was kafka .* and kafka .*, now it is kafka"):
+        going_on("rows", "then", (kafka(), kafka()), (kafka(),))
+
+
+def test_a_topic_of_another_id_is_refused_and_one_that_is_not_known_now_is_not_forgotten() -> None:
+    then = (kafka(ids={"a": "1", "b": "2"}),)
+    with pytest.raises(RecoveryRefused, match=r"source 'rows'.* topic 'b' was deleted and created anew.* was 2.* is 3"):
+        going_on("rows", "then", then, (kafka(ids={"a": "1", "b": "3"}),))
+    assert going_on("rows", "then", then, (kafka(),)) == then
+    assert going_on("rows", "then", (kafka(),), then) == then
+    more = going_on("rows", "then", then, (kafka(ids={"a": "1", "c": "3"}, subscribe="a,b,c"),))
+    assert more[0].ids == {"a": "1", "b": "2", "c": "3"}
+
+
+@pytest.mark.parametrize(
+    ("value", "kept"),
+    [
+        ("/in", "/in"),
+        ("s3a://key:secret@bucket/in", "s3a://bucket/in"),
+        ("https://secret@host/in?page=1&sig=secret&token=secret", "https://host/in?page=1&sig=…&token=…"),
+        ("abfss://container@account/in", "abfss://container@account/in"),
+        (
+            "Endpoint=sb://bus/;SharedAccessKey=secret=;EntityPath=hub",
+            "Endpoint=sb://bus/;SharedAccessKey=…;EntityPath=hub",
+        ),
+        ("host=db password=secret user=secret dbname=shop", "host=db password=… user=… dbname=shop"),
+    ],
+)
+def test_addresses_are_kept_without_secrets(value: str, kept: str) -> None:
+    assert without_secrets(value) == kept
+
+
+def test_topics_are_watched_while_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(
+        [({"a": "1"}, None), ({}, "TimeoutException"), ({"a": "1", "b": "2"}, None), ({"a": "1", "b": "3"}, None)]
+    )
+    asked = threading.Semaphore(0)
+
+    def topic_ids(_jvm: object, _options: object) -> tuple[dict[str, str], str | None]:
+        assert asked.acquire(timeout=20)
+        return next(answers, ({}, None))
+
+    monkeypatch.setattr(watch, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(watch, "topic_ids", topic_ids)
+    monkeypatch.setattr(watch, "kafka_options", lambda _: [{"subscribe": "a,b"}, {}])
+    frame: Any = SimpleNamespace(sparkSession=SimpleNamespace(_jvm=None))
+    streams = (kafka(ids={"a": "1"}), SourceStream("json", {"path": "file:/in"}))
+    shape = {"rows": StageShape("source", (), "append", "", None, streams)}
+    watching = watch.TopicWatch({"rows": frame})
+
+    def look() -> None:
+        asked.release()
+        deadline = time.monotonic() + 20
+        while not watching._found:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        watching.check(shape)
+
+    for known in ({"a": "1"}, {"a": "1"}, {"a": "1", "b": "2"}):
+        look()
+        assert [each.ids for each in shape["rows"].streams] == [known, {}]
+    with pytest.raises(StageFailed, match="'rows' failed: one of its topics was deleted and created anew while it was"):
+        look()
+    watching.stop()
+    asked.release()
+
+
+# -- of real streams --------------------------------------------------------------------------------
+
+
+class NothingReader(SimpleDataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802
+        return {"next": 0}
+
+    def read(self, start: dict[str, int]) -> tuple[Iterator[tuple[int]], dict[str, int]]:
+        return iter([]), start
+
+
+class Nothing(DataSource):
+    """A user's own source, in Python."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "nothing"
+
+    def schema(self) -> str:
+        return "value long"
+
+    def simpleStreamReader(self, schema: StructType) -> NothingReader:  # noqa: N802, ARG002
+        return NothingReader()
+
+
+def of_files(spark: SparkSession, folder: Path, **options: Any) -> DataFrame:
+    return spark.readStream.schema("id long").options(**options).format(options.get("as_", "json")).load(str(folder))
+
+
+def of_own(spark: SparkSession, _folder: Path, **options: Any) -> DataFrame:
+    spark.dataSource.register(Nothing)
+    return spark.readStream.format("nothing").options(**options).load()
+
+
+def of_rate(spark: SparkSession, _folder: Path, **options: Any) -> DataFrame:
+    return spark.readStream.format("rate").options(**options).load()
+
+
+CREDENTIALS = ["password", "apiToken", "AWS.secret.access.key", "userName", "sasl.jaas.config", "ssl.keystore.location"]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("source", "then", "now", "is_same"),
+    [
+        (of_files, {}, {"maxFilesPerTrigger": 1, "latestFirst": "true", "recursiveFileLookup": "false"}, True),
+        (of_files, {"pathGlobFilter": "*.json"}, {"PATHGLOBFILTER": "*.json"}, True),
+        (of_files, {"pathGlobFilter": "*.json"}, {}, False),
+        (of_files, {}, {"recursiveFileLookup": "true"}, False),
+        (of_files, {}, {"as_": "csv"}, False),
+        (of_rate, {"rowsPerSecond": 1}, {"rowsPerSecond": 1, "numPartitions": 1}, True),
+        (of_rate, {"rowsPerSecond": 1}, {"rowsPerSecond": 2}, False),
+        (of_own, {"stream": "a"}, {"stream": "b"}, False),
+        (of_own, {"config": '{"a": 1}'}, {"config": '{"a": 2}'}, False),
+        (of_own, {"url": "http://me:secret@host/a"}, {"URL": "http://me:rotated@host/a"}, True),
+        (of_own, {"path": "own://me:secret@host/a"}, {"path": "own://host/a"}, True),
+        (of_own, {"path": "a"}, {"path": "b"}, False),
+        (of_own, {"url": "http://me:secret@host/a"}, {"url": "http://me:secret@host/b"}, False),
+        (of_own, {"maxoffsetspertrigger": 1}, {"maxRowsPerBatch": 2, "fetchSize": 1, "startingPosition": "end"}, True),
+        (of_own, dict.fromkeys(CREDENTIALS, "secret"), dict.fromkeys(CREDENTIALS, "rotated"), True),
+    ],
+)
+def test_what_is_read_counts_and_not_how(
+    source: Callable[..., DataFrame],
+    then: dict[str, Any],
+    now: dict[str, Any],
+    is_same: bool,
+    tmp_path: Path,
+    spark: SparkSession,
+) -> None:
+    streams = [streams_read("rows", source(spark, tmp_path, **options)) for options in (then, now)]
+    assert goes_on(streams[0][0], streams[1][0]) is is_same
+    kept = msgspec.json.encode(streams)
+    assert b"secret" not in kept
+    assert b'"a":' not in kept, "who knows what is in a setting that is not known"
+
+
+@pytest.mark.spark
+def test_a_path_is_kept_as_the_folder_that_it_names(tmp_path: Path, spark: SparkSession) -> None:
+    (tmp_path / "in").mkdir()
+    whole = streams_read("rows", of_files(spark, tmp_path / "in"))
+    assert whole == (SourceStream("json", {"path": f"file:{tmp_path}/in"}),)
+    assert whole == streams_read("rows", spark.readStream.schema("id long").json(f"file://{tmp_path}/in/"))
+    here = streams_read("rows", spark.readStream.schema("id long").json("src"))
+    assert here[0].reads["path"].startswith("file:/")
+    both = of_files(spark, tmp_path / "in").unionAll(of_rate(spark, tmp_path).selectExpr("value"))
+    assert [each.format for each in streams_read("rows", both)] == ["json", "rate"]
