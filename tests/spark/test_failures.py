@@ -61,7 +61,8 @@ def test_a_stage_that_fails_is_restarted_and_then_reported_with_its_name_and_cau
     assert failed.value.stage == "checked"
     assert "value 120 is poisoned" in str(failed.value)
     assert len(str(failed.value)) < 600
-    assert sum("restarting from the last checkpoint" in record.message for record in caplog.records) == 1
+    # At least once: a failure after a checkpoint that has come further is counted anew.
+    assert any("restarting from the last checkpoint" in record.message for record in caplog.records)
     # Mended, it goes on from the last checkpoint.
     run_to_end(failing(tmp_path), tmp_path / "root", spark)
     assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == {(each, each): 1 for each in range(200)}

@@ -22,7 +22,9 @@ class Failing(run._Run):
 
     def __init__(self, folder: Path, advances: Iterator[bool], restarts: int) -> None:
         options = run.RunOptions(restarts=restarts, restart_pause="0ms")
-        anything: Any = SimpleNamespace(wanted=False, wait=lambda _: False, restarting=lambda _: None)
+        anything: Any = SimpleNamespace(
+            wanted=False, wait=lambda _: False, restarting=lambda _: None, check=lambda _: None
+        )
         super().__init__(anything, [], Root(folder, "failing"), anything, options, None, anything, anything)
         self._advances = advances
         self.opened = 0
