@@ -17,7 +17,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.scan import FILE, TableFile, as_pattern, path_of, scan
-from tidegate.sinks.sessions import derived_session
+from tidegate.sinks.sessions import FOR_TABLES, derived_session
 from tidegate.sinks.staging import quoted
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
@@ -44,7 +44,8 @@ class Upsert:
     ) -> None:
         # What must be set for the table is nobody else's business.
         self._session = derived_session(session)
-        self._session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        for name, value in FOR_TABLES.items():
+            self._session.conf.set(name, value)
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
