@@ -12,6 +12,7 @@ staged is looked through before a checkpoint is decided: different rows of one k
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -329,7 +330,15 @@ class DeltaTable:
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
         _remove([folder])
-        replaced = self._upsert(place, table.schema(), active_files(table, self._key)).write(fresh, folder)
+        upsert = self._upsert(place, table.schema(), active_files(table, self._key))
+        # It brings PySpark, which an append does not need.
+        from pyspark.errors import PySparkException
+
+        try:
+            replaced = upsert.write(fresh, folder)
+        except (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError) as error:
+            why = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+            raise SinkFailed(f"{self.describe()}: its rows cannot be merged: {str(why).splitlines()[0]}") from error
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),

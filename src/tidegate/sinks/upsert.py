@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from tidegate.sinks.contract import StagedFile
-from tidegate.sinks.scan import FILE, TableFile, as_pattern, path_of, scan
+from tidegate.sinks.scan import FILE, TableFile, path_of, scan
 from tidegate.sinks.sessions import FOR_TABLES, derived_session
-from tidegate.sinks.staging import quoted
+from tidegate.sinks.staging import quoted, read_files
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ class Upsert:
         batches = self._session.createDataFrame(
             [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
         )
-        staged = self._session.read.schema(self._schema).parquet(*(as_pattern(Path(file.path)) for file in fresh))
+        staged = read_files(self._session, self._schema, (Path(file.path) for file in fresh))
         named = staged.withColumn(FILE, staged.metadataColumn("_metadata").getField("file_name"))
         for name in self._partition_by:
             if isinstance(self._schema[name].dataType, StringType):
