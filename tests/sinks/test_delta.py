@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -94,11 +95,15 @@ class Table:
 
     def statistics(self) -> dict[str, Any]:
         """Of the only file that the table's last version added."""
-        log = self.path / "_delta_log" / f"{self.version():020d}.json"
-        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        (added,) = [action["add"] for action in actions if "add" in action]
+        (added,) = self.logged(self.version(), "add")
         found: dict[str, Any] = json.loads(added["stats"])
         return found
+
+    def logged(self, version: int, kind: str) -> list[dict[str, Any]]:
+        """The actions of a kind that made a version."""
+        log = self.path / "_delta_log" / f"{version:020d}.json"
+        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        return [action[kind] for action in actions if kind in action]
 
 
 @pytest.fixture
@@ -249,6 +254,35 @@ def test_a_table_that_comes_to_demand_it_is_refused_by_the_next_commit(table: Ta
     with pytest.raises(SinkFailed, match=demand):
         table.commit(2, [table.stage(1, [100])], through=1)
     assert table.version() == version
+
+
+FORGETTING = "delta.setTransactionRetentionDuration"
+
+
+def test_a_table_that_would_forget_its_epochs_is_refused(table: Table, tmp_path: Path) -> None:
+    create(tmp_path / "other", {FORGETTING: "interval 1000 weeks"})
+    with pytest.raises(
+        SinkFailed, match=rf"has the property {FORGETTING}: after that time .* it would forget .* take the property off"
+    ):
+        Table(tmp_path / "other")
+    files = [table.stage(0, [1])]
+    table.commit(1, files, through=0)
+    deltalake.DeltaTable(table.path).alter.set_table_properties({FORGETTING: "interval 1 seconds"})
+    time.sleep(1.1)
+    assert deltalake.DeltaTable(table.path).transaction_version("tidegate/shop/orders/epoch") is None
+    for epoch in (1, 2):
+        with pytest.raises(SinkFailed, match=FORGETTING):
+            table.commit(epoch, files, through=0)
+    assert table.ids() == [1]
+
+
+def test_records_of_epochs_tell_when_they_were_made(table: Table) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    table.sink.fence(PLACE, 1)
+    table.commit(1, [table.stage(0, [1])], through=0)
+    records = [record for version in (1, 2) for record in table.logged(version, "txn")]
+    assert {record["appId"].rpartition("/")[2] for record in records} >= {"fence", "epoch", "batch"}
+    assert all(before_ms <= record["lastUpdated"] <= time.time_ns() // 1_000_000 for record in records)
 
 
 @pytest.mark.parametrize("demand", ["deletionVectors", "delta.columnMapping.mode"])

@@ -31,7 +31,7 @@ from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFai
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
-from tidegate.sinks.features import unwritable
+from tidegate.sinks.features import FORGETTING, unwritable
 from tidegate.sinks.scan import TableFile, active_files
 from tidegate.sinks.staging import (
     as_names,
@@ -149,6 +149,11 @@ class DeltaTable:
         if obstacle is not None:
             raise SinkFailed(
                 f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
+            )
+        if FORGETTING in table.metadata().configuration:
+            raise SinkFailed(
+                f"{self.describe()} has the property {FORGETTING}: after that time without new rows it would forget "
+                f"which epochs it shows; take the property off, or write to a new table"
             )
         wanted, found = self._schema_of(place), table.schema()
         if _columns(found) != _columns(wanted):
@@ -437,7 +442,8 @@ def _remove(folders: Iterable[Path]) -> None:
 
 
 def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:
-    return Transaction(f"tidegate/{place.owner}/{kind}", value)
+    # Where transactions expire, Delta on Spark takes one without a time for an old one.
+    return Transaction(f"tidegate/{place.owner}/{kind}", value, time.time_ns() // 1_000_000)
 
 
 def _root(place: SinkPlace) -> Transaction:
