@@ -9,6 +9,7 @@ from typing import Any
 
 import deltalake
 import pytest
+from deltalake.transaction import AddAction
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
@@ -81,6 +82,31 @@ def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_a
     by_spark = TableAt(path, found.version()).to_spark(spark)
     assert by_spark.columns == schema.names
     assert by_id([row.asDict() for row in by_spark.collect()]) == expected
+
+
+@pytest.mark.spark
+def test_a_text_that_is_the_name_of_null_in_folders_is_not_merged_as_null(tmp_path: Path, spark: SparkSession) -> None:
+    """Another writer may well have written it: Delta's log tells it from null."""
+    place = SinkPlace("shop", "orders", tmp_path / "unused", spark)
+    schema = StructType([StructField("id", LongType()), StructField("k", StringType())])
+    sink = DeltaTable(tmp_path / "table", "k", key="id")
+    sink.check_table(place, schema, "update")
+    sink.prepare_table(place, schema)
+    parquet.write_table(pyarrow.table({"id": [1, 4]}), sink.path / "theirs.parquet")
+    table = deltalake.DeltaTable(sink.path)
+    size = (sink.path / "theirs.parquet").stat().st_size
+    theirs = AddAction("theirs.parquet", size, {"k": "__HIVE_DEFAULT_PARTITION__"}, 0, True, "{}")
+    table.create_write_transaction([theirs], "append", table.schema(), partition_by=["k"])
+    before = by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist())
+    file = sink.staging_folder(place, 1) / "part-0.parquet"
+    file.parent.mkdir(parents=True)
+    parquet.write_table(pyarrow.table({"id": [3], "k": ["a"]}), file)
+    staged = Committable(0, (StagedFile(0, str(file), file.stat().st_size, 1),))
+    with pytest.raises(
+        SinkFailed, match="'k' is '__HIVE_DEFAULT_PARTITION__', by which folders of partitions mean null"
+    ):
+        sink.commit(place, permit(1), staged)
+    assert by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist()) == before
 
 
 def test_a_path_with_characters_of_patterns_is_read_as_it_is() -> None:

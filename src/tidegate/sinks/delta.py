@@ -34,6 +34,7 @@ from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, Staged
 from tidegate.sinks.features import FORGETTING, unwritable
 from tidegate.sinks.scan import TableFile, active_files
 from tidegate.sinks.staging import (
+    NULL_FOLDER,
     as_names,
     check_key,
     check_newest_by,
@@ -115,6 +116,10 @@ class DeltaTable:
     @property
     def needs_order(self) -> bool:
         return bool(self._key) and not self._newest_by
+
+    @property
+    def folders_by(self) -> tuple[str, ...]:
+        return self._partition_by
 
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
         return generation_folder(self._path / _STAGING / place.owner, generation)
@@ -416,10 +421,7 @@ class DeltaTable:
         target = self._path.joinpath(*inside)
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
-        values = {
-            unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-            for name, value in partitions.items()
-        }
+        values = {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in partitions.items()}
         status = target.stat()
         return AddAction(
             path="/".join(inside),

@@ -65,6 +65,7 @@ class ForeachBatch:
 
     is_exactly_once = False
     partition_by = ()
+    folders_by = ()
 
     def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
         self._function = function

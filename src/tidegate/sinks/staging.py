@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 _WITHOUT_ORDER: Final = ("array", "map", "struct", "variant", "interval", "void")
 """What types without an order that all databases share start or end with."""
 _LONGEST_VALUE: Final = 60
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How Spark names the folder of a partition whose value is null."""
 
 
 def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -38,6 +40,19 @@ def read_files(session: SparkSession, schema: StructType, paths: Iterable[Path])
     """The rows of Parquet files that were staged or shown: all of them, whatever the session skips of other files."""
     reader = session.read.schema(schema).options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
     return reader.parquet(*map(as_pattern, paths))
+
+
+def refuse_null_folder(rows: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The rows, with an error for a text that Spark names a folder as it does for null: it would become null."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType
+
+    for name in names:
+        if isinstance(rows.schema[name].dataType, StringType):
+            value = F.col(quoted(name))
+            why = f"{name!r} is {NULL_FOLDER!r}, by which folders of partitions mean null; replace it in the stage"
+            rows = rows.withColumn(name, F.when(value == NULL_FOLDER, F.raise_error(F.lit(why))).otherwise(value))
+    return rows
 
 
 def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructType, output_mode: str) -> None:

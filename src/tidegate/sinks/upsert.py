@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.scan import FILE, TableFile, path_of, scan
 from tidegate.sinks.sessions import FOR_TABLES, derived_session
-from tidegate.sinks.staging import quoted, read_files
+from tidegate.sinks.staging import quoted, read_files, refuse_null_folder
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
 if TYPE_CHECKING:
@@ -74,6 +74,7 @@ class Upsert:
                 rows = self._read(replaced).drop(FILE).alias("rows")
                 result = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_anti")
                 result = result.unionByName(latest)
+            result = refuse_null_folder(result, self._partition_by)  # another writer may have written one
             writing = result.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             writing.partitionBy(*self._partition_by).parquet(str(folder))
             return [file.path for file in replaced]
