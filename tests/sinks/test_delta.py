@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -19,7 +20,6 @@ from pyspark.sql.types import (
     BinaryType,
     DataType,
     DayTimeIntervalType,
-    DoubleType,
     LongType,
     MapType,
     StringType,
@@ -95,11 +95,15 @@ class Table:
 
     def statistics(self) -> dict[str, Any]:
         """Of the only file that the table's last version added."""
-        log = self.path / "_delta_log" / f"{self.version():020d}.json"
-        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        (added,) = [action["add"] for action in actions if "add" in action]
+        (added,) = self.logged(self.version(), "add")
         found: dict[str, Any] = json.loads(added["stats"])
         return found
+
+    def logged(self, version: int, kind: str) -> list[dict[str, Any]]:
+        """The actions of a kind that made a version."""
+        log = self.path / "_delta_log" / f"{version:020d}.json"
+        actions = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        return [action[kind] for action in actions if kind in action]
 
 
 @pytest.fixture
@@ -250,6 +254,35 @@ def test_a_table_that_comes_to_demand_it_is_refused_by_the_next_commit(table: Ta
     with pytest.raises(SinkFailed, match=demand):
         table.commit(2, [table.stage(1, [100])], through=1)
     assert table.version() == version
+
+
+FORGETTING = "delta.setTransactionRetentionDuration"
+
+
+def test_a_table_that_would_forget_its_epochs_is_refused(table: Table, tmp_path: Path) -> None:
+    create(tmp_path / "other", {FORGETTING: "interval 1000 weeks"})
+    with pytest.raises(
+        SinkFailed, match=rf"has the property {FORGETTING}: after that time .* it would forget .* take the property off"
+    ):
+        Table(tmp_path / "other")
+    files = [table.stage(0, [1])]
+    table.commit(1, files, through=0)
+    deltalake.DeltaTable(table.path).alter.set_table_properties({FORGETTING: "interval 1 seconds"})
+    time.sleep(1.1)
+    assert deltalake.DeltaTable(table.path).transaction_version("tidegate/shop/orders/epoch") is None
+    for epoch in (1, 2):
+        with pytest.raises(SinkFailed, match=FORGETTING):
+            table.commit(epoch, files, through=0)
+    assert table.ids() == [1]
+
+
+def test_records_of_epochs_tell_when_they_were_made(table: Table) -> None:
+    before_ms = time.time_ns() // 1_000_000
+    table.sink.fence(PLACE, 1)
+    table.commit(1, [table.stage(0, [1])], through=0)
+    records = [record for version in (1, 2) for record in table.logged(version, "txn")]
+    assert {record["appId"].rpartition("/")[2] for record in records} >= {"fence", "epoch", "batch"}
+    assert all(before_ms <= record["lastUpdated"] <= time.time_ns() // 1_000_000 for record in records)
 
 
 @pytest.mark.parametrize("demand", ["deletionVectors", "delta.columnMapping.mode"])
@@ -531,26 +564,25 @@ def test_a_fence_never_goes_back(table: Table) -> None:
 
 
 def test_statistics_hold_count_ends_and_nulls(tmp_path: Path) -> None:
-    columns = schema(id=LongType(), name=StringType(), ratio=DoubleType(), at=TimestampType())
+    columns = schema(id=LongType(), name=StringType(), at=TimestampType())
     table = Table(tmp_path / "table", columns)
     moment = datetime(2026, 1, 1, tzinfo=UTC)
     at = pyarrow.array([moment, None, None], pyarrow.timestamp("us", "UTC"))
-    table.commit(1, [table.stage(0, [7, 3, 5], name=["b", None, "a"], ratio=[0.5, 1.5, None], at=at)], through=0)
+    table.commit(1, [table.stage(0, [7, 3, 5], name=["b", None, "a"], at=at)], through=0)
     found = table.statistics()
     assert found["numRecords"] == 3
-    assert found["nullCount"] == {"id": 0, "name": 1, "ratio": 1, "at": 2}
-    assert (found["minValues"]["id"], found["maxValues"]["id"]) == (3, 7)
-    assert (found["minValues"]["name"], found["maxValues"]["name"]) == ("a", "b")
-    assert (found["minValues"]["at"], found["maxValues"]["at"]) == ("2026-01-01T00:00:00.000Z",) * 2
-    assert {"id", "name", "at"} >= found["minValues"].keys() == found["maxValues"].keys()
+    assert found["nullCount"] == {"id": 0, "name": 1, "at": 2}
+    assert found["minValues"] == {"id": 3, "name": "a", "at": "2026-01-01T00:00:00.000Z"}
+    assert found["maxValues"] == {"id": 7, "name": "b", "at": "2026-01-01T00:00:00.000Z"}
 
 
-def test_statistics_of_long_text_and_nested_columns_are_left_out(tmp_path: Path) -> None:
+def test_statistics_of_long_text_are_cut_and_those_of_lists_left_out(tmp_path: Path) -> None:
     columns = schema(id=LongType(), text=StringType(), tags=ArrayType(StringType()))
     table = Table(tmp_path / "table", columns)
     table.commit(1, [table.stage(0, [1, 2], text=["x" * 1000, "y"], tags=[["a"], None])], through=0)
     found = table.statistics()
-    assert found["minValues"].keys() == {"id"}
+    assert found["minValues"] == {"id": 1, "text": "x" * 64}
+    assert found["maxValues"] == {"id": 2, "text": "y"}
     assert found["nullCount"].keys() == {"id", "text"}
 
 
@@ -561,14 +593,13 @@ def test_statistics_of_a_column_of_nulls_have_no_ends(tmp_path: Path) -> None:
     assert table.statistics()["minValues"] == {"id": 1}
 
 
-def test_statistics_of_text_that_is_no_text_are_left_out(tmp_path: Path) -> None:
+def test_a_file_with_text_that_is_no_text_has_no_bounds(tmp_path: Path) -> None:
     """Kafka's values cast to strings may hold any bytes."""
     table = Table(tmp_path / "table", schema(id=LongType(), text=StringType()))
     octets = pyarrow.array([b"\xff\xfe", b"fine"], pyarrow.binary())
     text = pyarrow.StringArray.from_buffers(2, *octets.buffers()[1:])
     assert table.commit(1, [table.stage(0, [1, 2], text=text)], through=0) is CommitAnswer.COMMITTED
-    assert table.statistics()["nullCount"] == {"id": 0, "text": 0}
-    assert table.statistics()["minValues"] == {"id": 1}
+    assert table.statistics() == {"numRecords": 2, "nullCount": {"id": 0, "text": 0}}
 
 
 def test_a_reader_that_skips_by_statistics_finds_its_rows(table: Table) -> None:

@@ -6,6 +6,7 @@ import importlib
 import json
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -60,13 +61,61 @@ def test_bounds_of_times_are_cut_to_milliseconds_outwards(tmp_path: Path) -> Non
     assert found["nullCount"] == {name: 1 if name in {"moment", "day"} else 3 for name in KEY}
 
 
-def test_bounds_beyond_the_years_of_python_are_left_out(tmp_path: Path) -> None:
+def test_a_file_with_times_beyond_the_years_of_python_has_no_bounds(tmp_path: Path) -> None:
     far = pyarrow.table({"moment": pyarrow.array([9 * 10**17, 0], pyarrow.timestamp("us", "UTC")), "n": [1, 2]})
     parquet.write_table(far, tmp_path / "far.parquet")
     found = json.loads(statistics(tmp_path / "far.parquet"))
-    assert found["minValues"] == {"n": 1}
-    assert found["nullCount"] == {"moment": 0, "n": 0}
+    assert found == {"numRecords": 2, "nullCount": {"moment": 0, "n": 0}}
     assert bounds_of_files([tmp_path / "far.parquet"], ["moment", "n"]) == {"n": Bounds(1, 2, 0)}
+
+
+def told(folder: Path, kind: Any, *values: Any) -> Any:
+    """The bounds in the log of a file with these values."""
+    parquet.write_table(pyarrow.table({"x": pyarrow.array(values, kind)}), folder / "one.parquet", row_group_size=1)
+    found = json.loads(statistics(folder / "one.parquet"), parse_float=Decimal)
+    return (found["minValues"].get("x"), found["maxValues"].get("x")) if "minValues" in found else None
+
+
+TEXTS = st.text(st.sampled_from(["a", "\ud7ff", "\ue000", "\U0010ffff"]) | st.characters(codec="utf-8"))
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=TEXTS | st.builds(lambda start, each, n: start + each * n, TEXTS, TEXTS, st.integers(0, 80)))
+def test_a_long_string_lies_between_its_bounds(value: str) -> None:
+    with TemporaryDirectory() as folder:
+        low, high = told(Path(folder), pyarrow.string(), value)
+    assert low.encode() <= value.encode() <= high.encode()
+    assert value.startswith(low)
+    assert len(low) <= 64
+    assert len(high) <= 64 or high == value
+    assert len(value) > 64 or low == high == value
+
+
+def test_bounds_of_each_type_are_as_delta_has_them(tmp_path: Path) -> None:
+    large = Decimal("12345678901234567890123456789012.123456")
+    assert told(tmp_path, pyarrow.decimal128(38, 6), large, Decimal("0.000001")) == (Decimal("0.000001"), large)
+    assert told(tmp_path, pyarrow.bool_(), True, None) == (True, True)
+    final = datetime.max.replace(tzinfo=UTC)
+    assert told(tmp_path, pyarrow.timestamp("us", "UTC"), final) == (
+        "9999-12-31T23:59:59.999Z",
+        "9999-12-31T23:59:59.999999Z",
+    )
+    assert told(tmp_path, pyarrow.timestamp("us"), final.replace(tzinfo=None)) == (
+        "9999-12-31T23:59:59.999",
+        "9999-12-31T23:59:59.999999",
+    )
+    assert told(tmp_path, pyarrow.binary(), b"a") == (None, None)
+
+
+def test_a_file_of_which_one_column_is_not_bounded_has_no_bounds(tmp_path: Path) -> None:
+    nan = float("nan")  # which this writer leaves out of the bounds
+    rows = pyarrow.table({"n": [1, 2], "inside": [{"a.b": 1.0}, {"a.b": nan}], "t": ["a", None]})
+    parquet.write_table(rows, tmp_path / "nan.parquet")
+    nulls = {"n": 0, "inside": {"a.b": 0}, "t": 1}
+    assert json.loads(statistics(tmp_path / "nan.parquet")) == {"numRecords": 2, "nullCount": nulls}
+    parquet.write_table(rows, tmp_path / "untold.parquet", write_statistics=["n", "inside.a.b"])
+    assert json.loads(statistics(tmp_path / "untold.parquet"))["nullCount"] == {"n": 0, "inside": {"a.b": 0}}
+    assert bounds_of_files([tmp_path / "untold.parquet"], ["n", "t", "inside"]) == {"n": Bounds(1, 2, 0)}
 
 
 def test_a_reader_that_skips_by_time_finds_its_rows(tmp_path: Path) -> None:

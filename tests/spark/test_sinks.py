@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import as_rows, oracle, run_to_end, stream, table_rows, write_input
-from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, TidegateError, UnknownCheckpoint
+from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, StageFailed, TidegateError, UnknownCheckpoint
 from tidegate.protocol.commit import CommitPermit
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, SinkPlace
 from tidegate.storage.inspection import InspectedRoot
@@ -72,6 +72,33 @@ def test_a_delta_table_with_a_key_shows_the_newest_row_of_each(
     }
     assert shown <= on_disk <= ever, "no file lies there that no version of the table has"
     assert not list((table / "_tidegate").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize("key", [[], ["id", "key"]], ids=["appended", "merged"])
+def test_a_text_that_is_the_name_of_null_in_folders_is_refused_before_a_checkpoint_has_it(
+    key: list[str], tmp_path: Path, spark: SparkSession
+) -> None:
+    pipeline = tg.Pipeline("partitions")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in", 1)
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "table", "key", key=key))
+    def table(rows: DataFrame) -> DataFrame:
+        named = F.when(F.col("id") == 12, "__HIVE_DEFAULT_PARTITION__").when(F.col("id") > 3, F.col("key"))
+        return rows.select("id", named.alias("key"))
+
+    write_input(tmp_path / "in", 1, 10)
+    run_to_end(pipeline, tmp_path / "root", spark)
+    before = table_rows(tmp_path / "table", ["id", "key"])
+    assert before == Counter((n, f"k{n % 5}" if n > 3 else None) for n in range(10))
+    write_input(tmp_path / "in", 1, 10, first_file=1)
+    with pytest.raises(
+        StageFailed, match=r"stage 'table' failed: .*'key' is '__HIVE_DEFAULT_PARTITION__', .* mean null"
+    ):
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert table_rows(tmp_path / "table", ["id", "key"]) == before
 
 
 def test_complete_mode_without_a_key_is_refused(tmp_path: Path, spark: SparkSession) -> None:

@@ -189,7 +189,14 @@ class FileSink(Sink, Protocol):
     """A sink whose batches Spark stages as Parquet files."""
 
     @property
-    def partition_by(self) -> tuple[str, ...]: ...
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that staged files are partitioned by."""
+        ...
+
+    @property
+    def folders_by(self) -> tuple[str, ...]:
+        """The columns whose values name folders, be it only in the table."""
+        ...
 
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
         """Where a generation's files are staged."""

@@ -12,6 +12,7 @@ staged is looked through before a checkpoint is decided: different rows of one k
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -30,9 +31,10 @@ from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFai
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
-from tidegate.sinks.features import unwritable
+from tidegate.sinks.features import FORGETTING, unwritable
 from tidegate.sinks.scan import TableFile, active_files
 from tidegate.sinks.staging import (
+    NULL_FOLDER,
     as_names,
     check_key,
     check_newest_by,
@@ -115,6 +117,10 @@ class DeltaTable:
     def needs_order(self) -> bool:
         return bool(self._key) and not self._newest_by
 
+    @property
+    def folders_by(self) -> tuple[str, ...]:
+        return self._partition_by
+
     def staging_folder(self, place: SinkPlace, generation: int) -> Path:
         return generation_folder(self._path / _STAGING / place.owner, generation)
 
@@ -148,6 +154,11 @@ class DeltaTable:
         if obstacle is not None:
             raise SinkFailed(
                 f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
+            )
+        if FORGETTING in table.metadata().configuration:
+            raise SinkFailed(
+                f"{self.describe()} has the property {FORGETTING}: after that time without new rows it would forget "
+                f"which epochs it shows; take the property off, or write to a new table"
             )
         wanted, found = self._schema_of(place), table.schema()
         if _columns(found) != _columns(wanted):
@@ -329,7 +340,15 @@ class DeltaTable:
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
         _remove([folder])
-        replaced = self._upsert(place, table.schema(), active_files(table, self._key)).write(fresh, folder)
+        upsert = self._upsert(place, table.schema(), active_files(table, self._key))
+        # It brings PySpark, which an append does not need.
+        from pyspark.errors import PySparkException
+
+        try:
+            replaced = upsert.write(fresh, folder)
+        except (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError) as error:
+            why = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+            raise SinkFailed(f"{self.describe()}: its rows cannot be merged: {str(why).splitlines()[0]}") from error
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
@@ -402,10 +421,7 @@ class DeltaTable:
         target = self._path.joinpath(*inside)
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
-        values = {
-            unquote(name): None if value == "__HIVE_DEFAULT_PARTITION__" else unquote(value)
-            for name, value in partitions.items()
-        }
+        values = {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in partitions.items()}
         status = target.stat()
         return AddAction(
             path="/".join(inside),
@@ -428,7 +444,8 @@ def _remove(folders: Iterable[Path]) -> None:
 
 
 def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:
-    return Transaction(f"tidegate/{place.owner}/{kind}", value)
+    # Where transactions expire, Delta on Spark takes one without a time for an old one.
+    return Transaction(f"tidegate/{place.owner}/{kind}", value, time.time_ns() // 1_000_000)
 
 
 def _root(place: SinkPlace) -> Transaction:

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 import deltalake
 
+FORGETTING: Final = "delta.setTransactionRetentionDuration"
+"""Lets a table forget the application transactions that it has not seen for that long."""
 _READ: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "columnMapping"}
 """What any reader of files does. Column mapping is switched on by a property."""
 _WRITTEN: Final = _READ | {

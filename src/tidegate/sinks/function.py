@@ -20,7 +20,14 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.staging import forget_generations, generation_folder, refuse_foreign, refuse_gone, refuse_put_back
+from tidegate.sinks.staging import (
+    forget_generations,
+    generation_folder,
+    read_files,
+    refuse_foreign,
+    refuse_gone,
+    refuse_put_back,
+)
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -58,6 +65,7 @@ class ForeachBatch:
 
     is_exactly_once = False
     partition_by = ()
+    folders_by = ()
 
     def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
         self._function = function
@@ -151,7 +159,7 @@ class ForeachBatch:
         if place.session is None:
             raise SinkFailed(f"{self.describe()} can be called only while the pipeline runs")
         schema = StructType.fromJson(msgspec.json.decode((place.folder / "schema.json").read_bytes()))
-        self._function(place.session.read.schema(schema).parquet(*files), epoch)
+        self._function(read_files(place.session, schema, map(Path, files)), epoch)
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
         forget_generations(place.folder, before_generation)

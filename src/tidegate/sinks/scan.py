@@ -7,7 +7,6 @@ a way of its own, and Spark reads only its own.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 import deltalake
 import msgspec
 
-from tidegate.sinks.staging import quoted
+from tidegate.sinks.staging import quoted, read_files
 from tidegate.sinks.statistics import Bounds, bounds_in_log
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[
 
     by = tuple(files[0].partition)
     stored = StructType([field for field in schema.fields if field.name not in by])
-    rows = session.read.schema(stored).parquet(*(as_pattern(path / file.path) for file in files))
+    rows = read_files(session, stored, (path / file.path for file in files))
     rows = rows.withColumn(FILE, file_of(rows))
     if by:
         values = {str(path / file.path): [file.partition[name] for name in by] for file in files}
@@ -69,11 +68,6 @@ def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[
             value = F.when(F.col(_KNOWN).isNull(), unknown).otherwise(F.col(quoted(name)))
             rows = rows.withColumn(name, value)
     return rows.select(*(F.col(quoted(name)) for name in schema.names), FILE)
-
-
-def as_pattern(path: Path) -> str:
-    """A path as Spark's readers take it: they would expand a pattern."""
-    return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
 
 
 def file_of(rows: DataFrame) -> Column:

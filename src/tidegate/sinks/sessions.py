@@ -6,6 +6,13 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
+FOR_TABLES: Final = {
+    # What every other reader of Parquet and Delta writes; Spark's default is a deprecated one without statistics.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Of a string's smallest and largest values, their beginnings (rounded up): Spark leaves out what is over 4 KB.
+    "parquet.statistics.truncate.length": "64",
+}
+"""How files are written that a table may take as they are."""
 _SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 

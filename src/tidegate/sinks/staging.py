@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -11,11 +12,14 @@ from tidegate.errors import ConflictingRows, ForeignTable, InvalidPipeline, Sink
 from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _WITHOUT_ORDER: Final = ("array", "map", "struct", "variant", "interval", "void")
 """What types without an order that all databases share start or end with."""
 _LONGEST_VALUE: Final = 60
+NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+"""How Spark names the folder of a partition whose value is null."""
 
 
 def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -25,6 +29,30 @@ def as_names(given: str | Sequence[str]) -> tuple[str, ...]:
 def quoted(name: str) -> str:
     """A column's name as Spark reads one, whatever it holds."""
     return "`" + name.replace("`", "``") + "`"
+
+
+def as_pattern(path: Path) -> str:
+    """A path as Spark's readers take it: they would expand a pattern."""
+    return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
+
+
+def read_files(session: SparkSession, schema: StructType, paths: Iterable[Path]) -> DataFrame:
+    """The rows of Parquet files that were staged or shown: all of them, whatever the session skips of other files."""
+    reader = session.read.schema(schema).options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
+    return reader.parquet(*map(as_pattern, paths))
+
+
+def refuse_null_folder(rows: DataFrame, names: Iterable[str]) -> DataFrame:
+    """The rows, with an error for a text that Spark names a folder as it does for null: it would become null."""
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import StringType
+
+    for name in names:
+        if isinstance(rows.schema[name].dataType, StringType):
+            value = F.col(quoted(name))
+            why = f"{name!r} is {NULL_FOLDER!r}, by which folders of partitions mean null; replace it in the stage"
+            rows = rows.withColumn(name, F.when(value == NULL_FOLDER, F.raise_error(F.lit(why))).otherwise(value))
+    return rows
 
 
 def check_key(table: str, key: Sequence[str], place: SinkPlace, schema: StructType, output_mode: str) -> None:

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
 from tidegate.sinks.contract import StagedFile
-from tidegate.sinks.scan import FILE, TableFile, as_pattern, path_of, scan
-from tidegate.sinks.sessions import derived_session
-from tidegate.sinks.staging import quoted
+from tidegate.sinks.scan import FILE, TableFile, path_of, scan
+from tidegate.sinks.sessions import FOR_TABLES, derived_session
+from tidegate.sinks.staging import quoted, read_files, refuse_null_folder
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
 if TYPE_CHECKING:
@@ -44,7 +44,8 @@ class Upsert:
     ) -> None:
         # What must be set for the table is nobody else's business.
         self._session = derived_session(session)
-        self._session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        for name, value in FOR_TABLES.items():
+            self._session.conf.set(name, value)
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
@@ -73,6 +74,7 @@ class Upsert:
                 rows = self._read(replaced).drop(FILE).alias("rows")
                 result = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_anti")
                 result = result.unionByName(latest)
+            result = refuse_null_folder(result, self._partition_by)  # another writer may have written one
             writing = result.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             writing.partitionBy(*self._partition_by).parquet(str(folder))
             return [file.path for file in replaced]
@@ -118,7 +120,7 @@ class Upsert:
         batches = self._session.createDataFrame(
             [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
         )
-        staged = self._session.read.schema(self._schema).parquet(*(as_pattern(Path(file.path)) for file in fresh))
+        staged = read_files(self._session, self._schema, (Path(file.path) for file in fresh))
         named = staged.withColumn(FILE, staged.metadataColumn("_metadata").getField("file_name"))
         for name in self._partition_by:
             if isinstance(self._schema[name].dataType, StringType):

@@ -14,6 +14,7 @@ from pyspark.sql.types import NullType, StructField, StructType
 
 from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import FileSink
+from tidegate.sinks.staging import refuse_null_folder
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
@@ -217,7 +218,10 @@ def starting(
     It writes native Parquet files in append mode, a folder per batch in the others. `stage_rows` stages the batches of
     a sink that does so itself.
     """
-    partition_by = definition.sink.partition_by if isinstance(definition.sink, FileSink) else ()
+    sink = definition.sink if isinstance(definition.sink, FileSink) else None
+    if sink is not None:
+        frame = refuse_null_folder(frame, sink.folders_by)
+    partition_by = () if sink is None else sink.partition_by
 
     def start(checkpoint: Path, output: Path) -> StreamingQuery:
         writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)

@@ -26,7 +26,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.sql.udtf import UserDefinedTableFunction
 
 from tidegate.errors import InvalidConfig, SparkLost, first_line
-from tidegate.sinks.sessions import derived_session
+from tidegate.sinks.sessions import FOR_TABLES, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
 
 # How long a JVM that was killed takes to be seen as gone.
@@ -59,8 +59,7 @@ _STREAMING: Final = {
     "spark.sql.streaming.stopTimeout": "30s",
     # A manifest holds the SHA-256 of every file that a checkpoint needs; a second checksum file for each is not needed.
     "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-    # What every other reader of Parquet and Delta writes; Spark's default is a deprecated one without statistics.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    **FOR_TABLES,
 }
 
 # Only for stages that read gates: a user's own file source keeps its log, and is read, as the user has it.
