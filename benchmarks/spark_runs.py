@@ -19,12 +19,13 @@ from contextlib import contextmanager
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 from unittest import mock
 
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import WrongWork
+from tidegate.protocol.coordinator import Checkpoint
 from tidegate.spark.generation import Generation
 from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
 from tidegate.spark.queries import stored_schema
@@ -45,6 +46,7 @@ class Variant(enum.Enum):
     DEFAULT = "plain, default settings"
     TUNED = "plain, tuned settings"
     TIDEGATE = "tidegate"
+    UNFORCED = "tidegate, no fsync"
 
 
 # -- one session, one folder, both gone at exit ----------------------------------------------------
@@ -229,15 +231,21 @@ class _Enough(Exception):
 
 
 class TidegateRun(Run):
-    """`poll_s` is the time that the control thread was busy, `started` when it was first."""
+    """`poll_s` is the time that the control thread was busy, `deciding_ms` how long it wrote each decision."""
 
     def __init__(
-        self, pipeline: Pipeline, folder: Path, checkpoint_interval: str, session: SparkSession | None = None
+        self,
+        pipeline: Pipeline,
+        folder: Path,
+        checkpoint_interval: str,
+        session: SparkSession | None = None,
+        *,
+        fsync: bool = True,
     ) -> None:
         super().__init__(pipeline, folder)
         self.root = folder / "root"
         self._session = derived_session() if session is None else session
-        self._interval = checkpoint_interval
+        self._options: dict[str, Any] = {"checkpoint_interval": checkpoint_interval, "fsync": fsync, "restarts": 0}
         self._thread = threading.Thread(target=self._run, name="tidegate-run")
         self._stopping = False
         self._error: BaseException | None = None
@@ -245,6 +253,7 @@ class TidegateRun(Run):
         self._all_consumed_of = -1
         self.is_settled = False
         self.poll_s = 0.0
+        self.deciding_ms: list[float] = []
 
     @property
     def generation(self) -> Generation:
@@ -260,7 +269,12 @@ class TidegateRun(Run):
         self._thread.join()
 
     def _run(self) -> None:
-        plain_poll = Generation.poll
+        plain_poll, plain_decide = Generation.poll, Generation._decide
+
+        def decide(generation: Generation, checkpoint: Checkpoint) -> None:
+            began = time.perf_counter()
+            plain_decide(generation, checkpoint)
+            self.deciding_ms.append((time.perf_counter() - began) * 1_000)
 
         def poll(generation: Generation) -> None:
             if self._stopping:
@@ -271,8 +285,8 @@ class TidegateRun(Run):
             self._look(generation)
 
         try:
-            with mock.patch.object(Generation, "poll", poll):
-                run_pipeline(self.pipeline, self.root, self._session, checkpoint_interval=self._interval, restarts=0)
+            with mock.patch.object(Generation, "poll", poll), mock.patch.object(Generation, "_decide", decide):
+                run_pipeline(self.pipeline, self.root, self._session, **self._options)
         except _Enough:
             pass
         except BaseException as error:
@@ -323,6 +337,6 @@ class TidegateRun(Run):
 
 
 def open_run(variant: Variant, pipeline: Pipeline, folder: Path, checkpoint_interval: str = "5s") -> Run:
-    if variant is Variant.TIDEGATE:
-        return TidegateRun(pipeline, folder, checkpoint_interval)
+    if variant in (Variant.TIDEGATE, Variant.UNFORCED):
+        return TidegateRun(pipeline, folder, checkpoint_interval, fsync=variant is Variant.TIDEGATE)
     return PlainRun(pipeline, folder, variant)

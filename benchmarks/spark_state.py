@@ -80,13 +80,13 @@ class _Keys:
         return path
 
 
-def measure_state(state_bytes: int, settle_s: float, counted_s: float) -> StateCost:
+def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync: bool = True) -> StateCost:
     """Build that much state in a few large batches, then change little of it and watch the checkpoints."""
     _unload_state_stores()
     with temporary_folder() as folder:
         source, keys = Input(folder / "input"), _Keys(folder / "keys")
         pipeline = distinct_keys(source.folder, folder / "tables")
-        run = TidegateRun(pipeline, folder, "1s", derived_session(_MAINTENANCE))
+        run = TidegateRun(pipeline, folder, "1s", derived_session(_MAINTENANCE), fsync=fsync)
         with run:
             for _ in range(_BUILDING_FILES):
                 file = keys.file(max(1, state_bytes // _BUILDING_FILES // KEY_BYTES))
@@ -103,7 +103,9 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float) -> StateC
             changed = _bytes_between(state, before.written_ns, counted[-1].written_ns)
     _unload_state_stores()
     manifests = [each.manifest for each in counted]
-    durations = [manifest.duration_ms for manifest in manifests]
+    # The manifest tells the time until it was written: that, and the decision, come on top.
+    deciding_ms = statistics.median(run.deciding_ms[-len(counted) :])
+    durations = [manifest.duration_ms + deciding_ms for manifest in manifests]
     return StateCost(
         checkpoints=len(counted),
         duration_ms=statistics.median(durations),

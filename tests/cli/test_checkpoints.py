@@ -57,6 +57,17 @@ def test_the_list_shows_what_can_be_restored(made: Path) -> None:
     assert done.stdout.count("complete") == 3
 
 
+def test_who_looks_takes_a_torn_last_record_for_none_and_leaves_it_there(root: Path) -> None:
+    before = {name: tidegate(name, "--root", root).stdout for name in ("checkpoints", "verify", "status")}
+    torn = root / RootPaths.decision(StoredDecisions(Store(root)).read().next_slot)
+    torn.write_bytes(b"")
+    for name, said in before.items():
+        done = tidegate(name, "--root", root)
+        assert done.stdout == said
+        assert "torn" not in done.stderr
+    assert torn.read_bytes() == b""
+
+
 def test_the_list_for_scripts_has_the_same_in_bytes_and_milliseconds(made: Path) -> None:
     found = json.loads(tidegate("checkpoints", "--root", made, "--json").stdout)
     assert found["pipeline"] == "flat"

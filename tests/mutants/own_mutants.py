@@ -12,6 +12,7 @@ from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import Aligner
 from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
+from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
 from tidegate.sinks.delta import DeltaTable
@@ -505,5 +506,25 @@ OWN_DEFECTS: Final = (
         "a run that starts while the broker does not answer leaves nothing for the next one to compare",
         rewrite(Edit(going_on, "ids={**before.ids, **stream.ids}", "ids=stream.ids")),
         properties.a_topic_that_was_created_anew_is_another,
+    ),
+    Mutant(
+        "a_torn_slot_is_claimed",
+        Section.OWN,
+        "the record behind a torn one is claimed where that one lies, for ever in vain",
+        rewrite(
+            Edit(
+                DecisionLog.opening,
+                "self.next_slot, claimant, self.next_generation, base, self.retained, self.first_slot, self._undecided",
+                "self._end + 1, claimant, self.generation + 1, base, self.retained, self.first_slot",
+            )
+        ),
+        Simulated("Liveness", 3, scenarios.power_lost),
+    ),
+    Mutant(
+        "what_cannot_be_understood_was_never_decided",
+        Section.OWN,
+        "a record that a newer version has written is taken for one that was torn, and decided anew",
+        rewrite(Edit(is_torn, "msgspec.json.decode(data)", "_decoder.decode(data)")),
+        properties.a_record_that_is_whole_was_decided,
     ),
 )

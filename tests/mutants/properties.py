@@ -25,7 +25,7 @@ from tidegate.errors import (
 from tidegate.protocol.aligner import Action, Aligner, Cut, CutCause
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Abort, AbortReason, Coordinator, ReportAnswer, StageReport
-from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import MAX_U64, Barrier, Flag, Segment, SegmentFile
 from tidegate.protocol.quorum import (
@@ -357,3 +357,8 @@ def a_topic_that_was_created_anew_is_another() -> None:
     """Also where the broker was away when the run in between was started."""
     in_between = going_on("rows", "then", _topic("orders", orders="1"), _topic("orders"))
     refused(RecoveryRefused, going_on, "rows", "then", in_between, _topic("orders", orders="2"))
+
+
+def a_record_that_is_whole_was_decided() -> None:
+    assert is_torn(b"")
+    assert not is_torn(b'{"type": "of a newer version"}')

@@ -10,7 +10,7 @@ from tidegate.testing.simulator import Dag, DagBuilder, Scenario, random_scenari
 from tidegate.testing.simulator.world import Faults
 
 _NOTHING_HAPPENS: Final[dict[str, Any]] = dict.fromkeys(
-    ("crashes", "pauses", "spurious_elections", "drains", "damages"), 0
+    ("crashes", "pauses", "spurious_elections", "drains", "damages", "power_losses"), 0
 )
 
 
@@ -72,6 +72,11 @@ def many_elections(seed: int) -> Scenario:
 def only_checkpoint_damaged(seed: int) -> Scenario:
     """One checkpoint is retained, and a file of it is lost."""
     return _varied(seed, config={"max_retained": 1}, damages=1)
+
+
+def power_lost(seed: int) -> Scenario:
+    """Everything goes down three times, while a record is being written."""
+    return _varied(seed, config={}, power_losses=3)
 
 
 def crashes_unnoticed(seed: int) -> Scenario:

@@ -17,6 +17,7 @@ from tidegate.protocol.decision_log import (
     GenerationOpened,
     decode_decision,
     encode_decision,
+    is_torn,
     judge_claim,
 )
 
@@ -369,6 +370,78 @@ class TestTrimming:
         log = log_with(1, 2, 3, max_retained=1)
         nonsense = completed(2, 99, generation=77)
         assert list(DecisionLog.from_records([nonsense, *log])) == list(log)
+
+
+class TestTornRecords:
+    @pytest.mark.parametrize("cut", [0, 1, 20, -1])
+    def test_a_record_that_was_not_written_to_its_end_is_torn(self, cut: int) -> None:
+        data = encode_decision(NEXT)
+        assert is_torn(data[:cut])
+        assert is_torn(data[:cut] + bytes(100))
+        assert not is_torn(data)
+
+    def test_one_that_is_whole_but_strange_is_not_torn(self) -> None:
+        assert not is_torn(b'{"type":"rewound","slot":4}')
+        with pytest.raises(DamagedLog):
+            decode_decision(b'{"type":"rewound","slot":4}', "4.json")
+
+    def test_at_the_end_of_the_log_it_was_never_decided(self) -> None:
+        log = DecisionLog.from_records(GOOD, {4})
+        assert list(log) == GOOD
+        assert (log.newest, log.generation) == (GOOD[2], 1)
+        assert list(log.undecided) == [4]
+        assert log.next_slot == 5
+
+    def test_the_next_opening_takes_the_slot_behind_it_and_a_generation_that_nobody_can_have_had(self) -> None:
+        log = DecisionLog.from_records(GOOD, {4, 5})
+        opening = log.opening("me", 7)
+        assert (opening.slot, opening.skipped, opening.generation) == (6, 2, 4)
+        read = DecisionLog.from_records([*GOOD, opening], {4, 5})
+        assert list(read) == [*GOOD, opening]
+        assert not read.undecided
+        assert [read.at(slot) for slot in (3, 4, 5, 6)] == [GOOD[2], None, None, opening]
+        assert complete(read, 9, epoch=90).slot == 7
+        assert judge_claim(opening, log) is ClaimAnswer.RETRY
+        assert judge_claim(opening, read) is ClaimAnswer.WON
+        assert judge_claim(msgspec.structs.replace(opening, claimant="other"), read) is ClaimAnswer.SUPERSEDED
+
+    def test_what_lies_in_a_slot_that_was_skipped_is_not_part_of_the_log_whatever_it_is(self) -> None:
+        opening = DecisionLog.from_records(GOOD, {4}).opening("me", 7)
+        assert list(DecisionLog.from_records([*GOOD, NEXT, opening])) == [*GOOD, opening]
+        assert list(DecisionLog.from_records([*GOOD, opening])) == [*GOOD, opening]
+
+    def test_no_checkpoint_is_completed_behind_it(self) -> None:
+        with pytest.raises(InvariantViolation):
+            propose(DecisionLog.from_records(GOOD, {4}), 9)
+
+    def test_where_another_record_follows_it_is_damage(self) -> None:
+        with pytest.raises(DamagedLog, match="slot 2 of the decision log is empty or torn, but slot 3 follows"):
+            DecisionLog.from_records([GOOD[0], GOOD[2]], {2})
+
+    def test_one_that_does_not_follow_the_last_means_that_slots_are_missing(self) -> None:
+        with pytest.raises(DamagedLog, match="lacks slot 4"):
+            DecisionLog.from_records(GOOD, {5})
+        with pytest.raises(DamagedLog, match="lacks slot 1"):
+            DecisionLog.from_records([], {3})
+
+    def test_one_that_was_trimmed_means_nothing(self) -> None:
+        log = log_with(1, 2, 3, max_retained=1)
+        assert list(DecisionLog.from_records(log, {1})) == list(log)
+
+    def test_a_log_of_which_nothing_was_decided_is_empty_and_goes_on(self) -> None:
+        log = DecisionLog.from_records([], {1})
+        assert (len(log), log.generation) == (0, 0)
+        opening = log.opening("me", None)
+        assert (opening.slot, opening.generation) == (2, 2)
+        read = DecisionLog.from_records([opening], {1})
+        complete(read, 1)
+        for checkpoint_id in (2, 3):
+            complete(read, checkpoint_id, max_retained=1)
+        assert list(DecisionLog.from_records(read, {1})) == list(read)
+
+    def test_an_opening_that_skips_less_than_nothing_cannot_stand(self) -> None:
+        with pytest.raises((DamagedLog, InvariantViolation)):
+            DecisionLog.from_records([*GOOD, opened(4, 1, base=7, retained=(5, 7), skipped=-1)])
 
 
 class TestClaims:

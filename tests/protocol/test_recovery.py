@@ -51,6 +51,12 @@ class TestWithoutALog:
         assert "backup" in way_out
         assert "empty root" in way_out
 
+    def test_a_log_whose_only_record_is_torn_is_no_lost_log(self) -> None:
+        torn = DecisionLog.from_records([], {1})
+        assert asked(torn, {"revenue": SinkFacts()}, has_leftovers=True) == StartOver()
+        why, _ = refused(asked(torn, {"revenue": SinkFacts(42)}, has_leftovers=True))
+        assert "sink 'revenue' holds epoch 42" in why
+
     def test_a_sink_that_holds_rows_is_no_fresh_start(self) -> None:
         sinks = {"audit": SinkFacts(0), "revenue": SinkFacts(42)}
         why, way_out = refused(asked(DecisionLog(), sinks))

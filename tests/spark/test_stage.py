@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+from tidegate.sinks.contract import decode_committable
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.spark.stage import RunningStage, cause_of
 from tidegate.storage.inspection import examine
@@ -222,6 +225,60 @@ def test_a_backlog_that_is_too_large_to_be_captured_is_told(tmp_path: Path, capl
     (told,) = [each.getMessage() for each in caplog.records if "in flight" in each.getMessage()]
     assert "stage middle" in told
     assert "ckpt-000001 waits until it is aligned" in told
+
+
+def test_what_a_decision_names_is_on_the_disk_before_it_also_what_is_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forced: set[Path] = set()
+    before: dict[str, frozenset[Path]] = {}
+    real_fsync, real_link = os.fsync, os.link
+
+    def fsync(handle: int) -> None:
+        real_fsync(handle)
+        forced.add(Path(f"/proc/self/fd/{handle}").readlink())
+
+    def link(source: Path, target: Path) -> None:
+        if target.parent.name == "decisions":
+            before[target.name] = frozenset(forced)
+        real_link(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "link", link)
+    alignment = AlignmentConfig(unaligned="always")
+    with played(tmp_path, config=CheckpointConfig(interval_ms=3_600_000, alignment=alignment)) as pipeline:
+        pipeline.one_batch_each()
+        flying = [pipeline.played["rows"].run_batch() for _ in range(2)]
+        pipeline.generation.poll()
+        pipeline.checkpoint()
+        log = pipeline.root.decisions.read()
+        assert log.newest is not None
+        manifest = examine(pipeline.root.store, pipeline.root.paths, log, log.newest.checkpoint_id)
+        named = {tmp_path / "root" / name for name in (*manifest.references(), log.newest.manifest)}
+        sealed = manifest.stages["table"].committable
+        assert sealed is not None
+        named |= {Path(file.path) for file in decode_committable(sealed).files}
+    assert set(flying) <= named
+    on_disk = before[f"{log.newest.slot:012d}.json"]
+    contents = {path for path in named if not path.match("manifests/*")}  # which got its name when it was there
+    assert contents <= on_disk
+    assert {path.parent for path in named} <= on_disk
+
+
+def test_a_stage_whose_files_the_disk_does_not_take_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declined, the next checkpoint would name the same files, and forcing them again would seem to succeed."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        real = os.fsync
+
+        def fsync(handle: int) -> None:
+            if Path(f"/proc/self/fd/{handle}").readlink().match("snapshots/middle/offsets/0"):
+                raise OSError(errno.EIO, "Input/output error")
+            real(handle)
+
+        monkeypatch.setattr(os, "fsync", fsync)
+        with pytest.raises(StageFailed, match=r"'middle' failed: its files .* to the disk: .*offsets/0"):
+            pipeline.checkpoint()
 
 
 def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:

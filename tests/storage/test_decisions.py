@@ -175,6 +175,59 @@ def test_a_gap_is_damage(store: Store, decisions: StoredDecisions) -> None:
         decisions.read()
 
 
+# As a loss of power leaves it: its name is on the disk, its content is not, or as zeros.
+TORN = [b"", b'{"type":"checkpoint_completed","slot":3,', bytes(200)]
+
+
+@pytest.mark.parametrize("left", TORN)
+def test_a_record_that_is_torn_at_the_end_was_never_decided(
+    store: Store, decisions: StoredDecisions, left: bytes
+) -> None:
+    log = completed(decisions, opened(decisions))
+    store.put(RootPaths.decision(3), left)
+    found = decisions.read()
+    assert list(found) == list(log)
+    assert store.get(RootPaths.decision(3)) == left, "whoever reads changes nothing"
+    log = completed(decisions, opened(decisions, "theirs"))
+    assert (log.generation, log.next_slot) == (3, 6)
+    assert store.get(RootPaths.decision(3)) == left
+    for _ in range(5):
+        log = completed(decisions, log)
+    decisions.trim(log)
+    assert RootPaths.decision(3) not in store.list(RootPaths.DECISIONS)
+
+
+@pytest.mark.parametrize("left", TORN)
+def test_a_record_that_is_torn_and_followed_by_another_is_damage(
+    store: Store, decisions: StoredDecisions, left: bytes
+) -> None:
+    completed(decisions, completed(decisions, opened(decisions)))
+    store.put(RootPaths.decision(2), left)
+    with pytest.raises(DamagedLog, match="slot 2 of the decision log is empty or torn, but slot 3 follows"):
+        decisions.read()
+
+
+def test_of_many_that_find_a_torn_record_exactly_one_goes_on_behind_it(tmp_path: Path) -> None:
+    racers = 6
+    for round_number in range(5):
+        last = StoredDecisions(Store(tmp_path)).read().next_slot
+        Store(tmp_path).put(RootPaths.decision(last), b"")
+        together = threading.Barrier(racers)
+
+        def claim(racer: int, together: threading.Barrier = together) -> ClaimAnswer:
+            mine = StoredDecisions(Store(tmp_path))
+            log = mine.read()
+            together.wait()
+            return mine.claim(log.opening(f"racer-{racer}", None))[0]
+
+        with ThreadPoolExecutor(racers) as threads:
+            answers = list(threads.map(claim, range(racers)))
+        assert answers.count(ClaimAnswer.WON) == 1
+        assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
+        log = StoredDecisions(Store(tmp_path)).read()
+        assert log.generation == 2 * (round_number + 1), "one for the torn record, which may have opened it"
+
+
 class TrimmingStore(Store):
     """Something happens between the listing of the log and the reading of its records, once."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -67,6 +69,58 @@ def test_of_many_that_create_one_name_exactly_one_wins(tmp_path: Path) -> None:
             won = list(threads.map(create, range(racers)))
         assert won.count(True) == 1
         assert Store(tmp_path).get(name) == str(won.index(True)).encode()
+
+
+def test_a_kill_leaves_what_it_had_not_finished_to_the_next_run(store: Store, tmp_path: Path) -> None:
+    store.put("decisions/1", b"whole")
+    hidden = tmp_path / "root" / "writing" / "unfinished"
+    hidden.write_bytes(b"half of i")
+    store.forget_unwritten()
+    assert not hidden.exists()
+    assert store.get("decisions/1") == b"whole"
+
+
+@pytest.mark.parametrize("write", [Store.create, Store.put])
+def test_an_object_has_its_content_on_the_disk_before_its_name_and_its_name_before_the_call_returns(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Store, str, bytes], object]
+) -> None:
+    target = tmp_path / "root" / "decisions" / "1"
+    happened: list[tuple[str, bool]] = []
+    forced = os.fsync
+
+    def fsync(handle: int) -> None:
+        path = Path(f"/proc/self/fd/{handle}").readlink()
+        happened.append((path.parent.name if path.is_file() else path.name, target.exists()))
+        forced(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write(store, "decisions/1", b"content")
+    assert happened[0] == ("writing", False)
+    assert ("decisions", True) in happened
+    assert ("root", True) in happened, "the folder is new: its name must be on the disk too"
+    happened.clear()
+    write(store, "decisions/2", b"content")
+    assert [folder for folder, _ in happened] == ["writing", "decisions"]
+
+
+def test_without_fsync_nothing_is_forced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", None)
+    store = Store(tmp_path / "root", fsync=False)
+    store.put("a", b"one")
+    assert store.create("b", b"two")
+    store.sync(["a", "b"])
+
+
+def test_a_disk_that_fails_is_an_unavailable_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(StoreUnavailable, match="could not create decisions/1"):
+        store.create("decisions/1", b"content")
+    assert store.get("decisions/1") is None
+    with pytest.raises(StoreUnavailable):
+        store.sync(["decisions"])
 
 
 def test_list_names_everything_under_a_folder_in_order(store: Store) -> None:

@@ -37,6 +37,7 @@ def quiet(seed: int) -> Scenario:
         spurious_elections=0,
         drains=0,
         damages=0,
+        power_losses=0,
     )
 
 

@@ -46,6 +46,12 @@ def run_command(
         list[str],
         typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."),
     ] = [],  # noqa: B006 - typer copies it
+    fsync: Annotated[
+        bool,
+        typer.Option(
+            "--fsync/--no-fsync", help="Force checkpoints to the disk; without, a loss of power may cost the newest."
+        ),
+    ] = True,
     restarts: Annotated[int, typer.Option(min=0, help="How often to restart after a stage has failed.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
 ) -> None:
@@ -83,6 +89,7 @@ def run_command(
                 commit_timeout=commit_timeout,
                 available_now=available_now,
                 take_over=take_over,
+                fsync=fsync,
                 restarts=restarts,
                 conf={key: value for key, _, value in settings},
             )

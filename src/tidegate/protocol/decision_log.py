@@ -4,7 +4,7 @@ A record takes effect by being created, if absent, in the slot behind the last o
 checkpoint or opens a generation; no clock and no lease is trusted.
 
 Guarantees, checked when a record is proposed and when it is read:
-- Slots follow one another without gaps.
+- Slots follow one another without gaps, but for those that the opening of a generation says it skips.
 - Each generation is its predecessor plus one; a checkpoint is completed only by the generation that is open.
 - Checkpoint ids and epochs only grow, over all generations and lineages.
 - A generation is opened from a checkpoint that is retained; from nothing only if none is.
@@ -16,12 +16,18 @@ Each record also says at which slot the log *starts* after it: old records are t
 retained checkpoint, and what lies below the start is not part of the log whatever it is. A run that slept
 through that can create a record in a trimmed slot. It means nothing, and the run must not take it for a
 success: a claim counts only when the record is read back as part of the log (`judge_claim`).
+
+A record at the end of the log that is empty or torn was never decided: a record has its content on the disk before it
+gets its name, and only then anybody acts on it, so power was lost before that, or the run took the risk. Its slot is
+not used again, because whoever would free it could hit a record that another run has just put there: the next opening
+takes the slot behind it and says so. It counts as many more generations as it skips slots: each of them may have opened
+one, whose folders are no longer fresh. A torn record that others follow is damage.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -30,7 +36,10 @@ from tidegate.errors import DamagedLog, InvariantViolation, Superseded
 
 
 class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", forbid_unknown_fields=True):
-    """A run took over. `base` is the checkpoint that it restores; None where none was ever completed."""
+    """A run took over. `base` is the checkpoint that it restores; None where none was ever completed.
+
+    `skipped`: how many slots right before it hold records that were never decided.
+    """
 
     slot: int
     claimant: str
@@ -38,6 +47,7 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     base: int | None
     retained: tuple[int, ...]
     log_start: int
+    skipped: int = 0
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
@@ -65,6 +75,15 @@ def encode_decision(decision: Decision) -> bytes:
     return msgspec.json.encode(decision)
 
 
+def is_torn(data: bytes) -> bool:
+    """Whether a record was not written to its end. One that is whole but strange is not torn: it was decided."""
+    try:
+        msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return True
+    return False
+
+
 def decode_decision(data: bytes, name: str) -> Decision:
     try:
         decision: Decision = _decoder.decode(data)
@@ -81,33 +100,49 @@ class DecisionLog:
         self._completed: dict[int, CheckpointCompleted] = {}
         self._newest: CheckpointCompleted | None = None
         self._last_completed: CheckpointCompleted | None = None
+        self._undecided = 0
 
     @classmethod
-    def from_records(cls, records: Iterable[Decision]) -> DecisionLog:
-        """Build the log from the records that the store holds, in any order."""
+    def from_records(cls, records: Iterable[Decision], torn: Collection[int] = ()) -> DecisionLog:
+        """Build the log from the records that the store holds, in any order. `torn`: slots whose record is torn."""
         by_slot: dict[int, Decision] = {}
         for record in records:
             if by_slot.setdefault(record.slot, record) is not record:
                 raise DamagedLog(f"the decision log has two records for slot {record.slot}")
         log = cls()
-        if not by_slot:
-            return log
+        if by_slot:
+            log._append_all(by_slot, torn)
+        undecided = sorted(slot for slot in torn if slot >= log.next_slot)
+        for expected, slot in enumerate(undecided, log.next_slot):
+            if slot != expected:
+                raise DamagedLog(f"the decision log lacks slot {expected}; its last slot is {undecided[-1]}")
+        log._undecided = len(undecided)
+        return log
+
+    def _append_all(self, by_slot: Mapping[int, Decision], torn: Collection[int]) -> None:
         last = max(by_slot)
-        if not 1 <= by_slot[last].log_start <= last:
-            raise DamagedLog(f"slot {last} of the decision log starts the log at slot {by_slot[last].log_start}")
-        for slot in range(by_slot[last].log_start, last + 1):
+        log_start = by_slot[last].log_start
+        if not 1 <= log_start <= last:
+            raise DamagedLog(f"slot {last} of the decision log starts the log at slot {log_start}")
+        # Whatever lies there, as below the start.
+        skipped = {slot for record in by_slot.values() for slot in _skipped_by(record)}
+        for slot in range(log_start, last + 1):
+            if slot in skipped:
+                continue
+            if slot in torn:
+                raise DamagedLog(f"slot {slot} of the decision log is empty or torn, but slot {last} follows it")
             if slot not in by_slot:
                 raise DamagedLog(f"the decision log lacks slot {slot}; its last slot is {last}")
-            log.append(by_slot[slot])
-        lost = [kept for kept in log.retained if kept not in log._completed]
+            self.append(by_slot[slot])
+        lost = [kept for kept in self.retained if kept not in self._completed]
         if lost:
             raise DamagedLog(f"the decision log retains checkpoint {lost[0]}, but its record is missing")
-        return log
 
     def append(self, record: Decision) -> None:
         """Take the record of the next slot. Raises without change if it cannot stand there."""
         self._check_follows(record)
         self._records.append(record)
+        self._undecided = 0
         if isinstance(record, CheckpointCompleted):
             self._completed[record.checkpoint_id] = record
             self._newest = self._last_completed = record
@@ -116,8 +151,8 @@ class DecisionLog:
         self._trim(record.log_start)
 
     def _trim(self, log_start: int) -> None:
-        trimmed = log_start - self._records[0].slot
-        if trimmed > 0:
+        trimmed = sum(record.slot < log_start for record in self._records)
+        if trimmed:
             for record in self._records[:trimmed]:
                 if isinstance(record, CheckpointCompleted):
                     del self._completed[record.checkpoint_id]
@@ -138,12 +173,26 @@ class DecisionLog:
 
     @property
     def next_slot(self) -> int:
-        return self._records[-1].slot + 1 if self._records else 1
+        return self._end + self._undecided + 1
+
+    @property
+    def undecided(self) -> range:
+        """The slots at the end whose records are torn: never decided, and never used again."""
+        return range(self._end + 1, self.next_slot)
+
+    @property
+    def _end(self) -> int:
+        return self._records[-1].slot if self._records else 0
 
     @property
     def generation(self) -> int:
         """The generation that is open; 0 before the first."""
         return self._records[-1].generation if self._records else 0
+
+    @property
+    def next_generation(self) -> int:
+        """Greater than any that was ever open, also by a record that is torn."""
+        return self.generation + self._undecided + 1
 
     @property
     def retained(self) -> tuple[int, ...]:
@@ -164,8 +213,7 @@ class DecisionLog:
         return 0 if self._last_completed is None else self._last_completed.epoch
 
     def at(self, slot: int) -> Decision | None:
-        index = slot - self.first_slot
-        return self._records[index] if 0 <= index < len(self._records) else None
+        return next((record for record in self._records if record.slot == slot), None)
 
     def completed(self, checkpoint_id: int) -> CheckpointCompleted | None:
         return self._completed.get(checkpoint_id)
@@ -184,7 +232,9 @@ class DecisionLog:
 
     def opening(self, claimant: str, base: int | None) -> GenerationOpened:
         """The record that opens the next generation."""
-        proposed = GenerationOpened(self.next_slot, claimant, self.generation + 1, base, self.retained, self.first_slot)
+        proposed = GenerationOpened(
+            self.next_slot, claimant, self.next_generation, base, self.retained, self.first_slot, self._undecided
+        )
         self._check_follows(proposed)
         return proposed
 
@@ -233,10 +283,11 @@ class DecisionLog:
         return last.checkpoint_id if isinstance(last, CheckpointCompleted) else last.base
 
     def _check_follows(self, record: Decision) -> None:
-        if not self._records and record.slot > 1:
+        follows = _skipped_by(record).start - 1
+        if not self._records and follows > 0:
             wrong = _wrong_first(record)
-        elif record.slot != self.next_slot:
-            raise InvariantViolation(f"slot {record.slot} does not follow slot {self.next_slot - 1}")
+        elif follows != self._end:
+            raise InvariantViolation(f"slot {record.slot} does not follow slot {self._end}")
         elif isinstance(record, GenerationOpened):
             wrong = self._wrong_opening(record)
         else:
@@ -256,7 +307,7 @@ class DecisionLog:
         return None
 
     def _wrong_opening(self, record: GenerationOpened) -> str | None:
-        if record.generation != self.generation + 1:
+        if record.skipped < 0 or record.generation != self.generation + record.skipped + 1:
             return f"generation {record.generation} follows generation {self.generation}"
         if record.retained != self.retained:
             return "opening a generation changes what is retained"
@@ -280,6 +331,11 @@ class DecisionLog:
         if record.parent != self._end_of_lineage:
             return f"its parent is {record.parent}, but the lineage ends in {self._end_of_lineage}"
         return None
+
+
+def _skipped_by(record: Decision) -> range:
+    """The slots before a record that are not part of the log; where there are none, it still starts at the record."""
+    return range(record.slot - (record.skipped if isinstance(record, GenerationOpened) else 0), record.slot)
 
 
 def _wrong_first(record: Decision) -> str | None:

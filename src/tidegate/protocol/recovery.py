@@ -99,19 +99,20 @@ def recover(facts: Facts) -> RecoveryDecision:
 
 
 def _without_log(facts: Facts) -> RecoveryDecision:
-    if facts.has_leftovers:
+    if facts.has_leftovers and not facts.log.undecided:
         return Refuse(
             "the root holds files of a pipeline but no decision log",
             "restore the missing log from a backup, or start on an empty root",
         )
     ahead = [name for name, sink in facts.sinks.items() if sink.committed_epoch]
     if ahead:
+        found = "all records of the decision log are torn" if facts.log.undecided else "the root is empty"
         return Refuse(
-            f"the root is empty, but sink {ahead[0]!r} holds epoch {facts.sinks[ahead[0]].committed_epoch} "
+            f"{found}, but sink {ahead[0]!r} holds epoch {facts.sinks[ahead[0]].committed_epoch} "
             f"of this pipeline: starting from the beginning would write its rows twice",
             "start with the root that the pipeline ran on, or give the sink a new table",
         )
-    return StartFresh()
+    return StartOver() if facts.log.undecided else StartFresh()
 
 
 def _behind_the_sinks(facts: Facts) -> Refuse | None:
@@ -158,7 +159,7 @@ def _fall_back(facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int,
             f"alone would write these rows twice",
             f"tidegate restore --to {name}   (rewinds the pipeline and its tables together)",
         )
-    fence = facts.log.generation + 1
+    fence = facts.log.next_generation
     if any(record.fence < fence for record in facts.sinks.values()):
         return FenceSinks(fence)
     return Restore(candidate, skipped)

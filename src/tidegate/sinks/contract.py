@@ -29,6 +29,9 @@ The rules:
 - **abort** of a checkpoint is not a call either: what was staged stays, and the next checkpoint seals it again. What a
   lost generation has staged after the checkpoint that the pipeline was restored from is never sealed, so it is never
   shown; `forget_staged` removes it.
+- **Durable** means on the disk: staged files are forced there before the checkpoint that names them is decided. What
+  `commit` and `fence` have done must be durable when they return, also where they find it done already: the next
+  checkpoint no longer names those rows.
 - **fence** makes every later commit of an older generation fail with `Fenced`, also one that is under way.
 - All that a sink must remember of its commits it keeps in the table itself, in the same transaction as the rows.
   Where a table cannot do that, the sink is at least once, and says so in `is_exactly_once`.
@@ -57,7 +60,8 @@ class SinkPlace(msgspec.Struct, frozen=True):
     """Which stage of which pipeline a sink serves.
 
     `folder`, in the pipeline's root, is for what the sink must remember and has no table for. `session` is there while
-    the pipeline runs. `root` is the id of that root, which no other root has.
+    the pipeline runs. `root` is the id of that root, which no other root has. With `fsync`, what a commit has shown and
+    recorded is to survive a loss of power.
     """
 
     pipeline: str
@@ -65,6 +69,7 @@ class SinkPlace(msgspec.Struct, frozen=True):
     folder: Path
     session: SparkSession | None = None
     root: str = ""
+    fsync: bool = True
 
     @property
     def owner(self) -> str:

@@ -47,6 +47,7 @@ from tidegate.sinks.staging import (
     refuse_put_back,
 )
 from tidegate.sinks.statistics import statistics
+from tidegate.storage.disk import sync
 from tidegate.storage.files import link, plain_path
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.parquet import count_rows
@@ -61,6 +62,7 @@ _MERGE: Final = "merge-"
 _RESERVED: Final = "_tidegate_"
 """What the names of our columns beside the table's own start with, when Spark reads it."""
 _COMMIT_TRIES: Final = 5
+_FORCED_VERSIONS: Final = 20
 
 
 class DeltaTable:
@@ -88,6 +90,8 @@ class DeltaTable:
         """The staged files of each owner that were looked through."""
         self._wanted: dict[str, deltalake.Schema] = {}
         """What each owner writes, as it was checked."""
+        self._forced: frozenset[Path] = frozenset()
+        """What of the table's log is known to be on the disk."""
 
     def __repr__(self) -> str:
         return f"DeltaTable({str(self._path)!r})"
@@ -225,12 +229,13 @@ class DeltaTable:
                 f"{self.describe()}: {place.owner} has no column that the table is not partitioned by"
             )
 
-    def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
+    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
         wanted = deltalake.Schema.from_json(schema.json())
         try:
             deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
         except DeltaError as error:
             raise SinkFailed(f"{self.describe()} cannot be created: {first_line(error)}") from error
+        self._sync_log(place, through=0)
 
     def facts(self, place: SinkPlace) -> SinkFacts:
         table = self._open()
@@ -244,7 +249,7 @@ class DeltaTable:
             if table is None:
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
             self._check_root(place, table)
-            if _record(table, place, "root") or self._transact(table, [], [_root(place)]):
+            if _record(table, place, "root") or self._transact(place, table, [], [_root(place)]):
                 return
         raise SinkFailed(f"{self.describe()} could not be claimed: {_COMMIT_TRIES} attempts met another writer's")
 
@@ -255,8 +260,9 @@ class DeltaTable:
                 return
             self._check_root(place, table)
             if _record(table, place, "fence") >= generation:
+                self._sync_log(place, through=table.version())
                 return
-            if self._transact(table, [], [_transaction(place, "fence", generation)]):
+            if self._transact(place, table, [], [_transaction(place, "fence", generation)]):
                 return
         raise SinkFailed(f"{self.describe()} could not be fenced: {_COMMIT_TRIES} attempts met another writer's")
 
@@ -304,6 +310,7 @@ class DeltaTable:
                 # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
                 # what was staged is removed.
                 _remove(folder for folder in attempts if _attempted(folder) <= epoch)
+                self._sync_log(place, through=table.version())
                 return CommitAnswer.ALREADY
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
             if not fresh:
@@ -321,7 +328,7 @@ class DeltaTable:
             # version, none of them can.
             own = self._attempt(place, permit)
             vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
-            if not self._transact(table, self._actions(place, table, permit, fresh), records):
+            if not self._transact(place, table, self._actions(place, table, permit, fresh), records):
                 continue  # look at what the other writer left
             for path in vain:
                 path.unlink(missing_ok=True)
@@ -333,9 +340,8 @@ class DeltaTable:
         self, place: SinkPlace, table: deltalake.DeltaTable, permit: CommitPermit, fresh: list[StagedFile]
     ) -> list[AddAction | RemoveAction]:
         """What a transaction does to show what was staged."""
-        staging = self._path / _STAGING / place.owner
         if not self._key:
-            return [self._add(Path(file.path), staging) for file in fresh]
+            return [*self._add_all(place, [Path(file.path) for file in fresh])]
         folder = self._attempt(place, permit)
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
@@ -352,7 +358,7 @@ class DeltaTable:
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
-            *(self._add(path, staging) for path in sorted(folder.rglob("*.parquet")) if count_rows(path)),
+            *self._add_all(place, [path for path in sorted(folder.rglob("*.parquet")) if count_rows(path)]),
         ]
 
     def _upsert(self, place: SinkPlace, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
@@ -365,6 +371,14 @@ class DeltaTable:
             raise SinkFailed(f"{self.describe()} has a key: it can be committed only while the pipeline runs")
         schema = StructType.fromJson(json.loads(columns.to_json()))
         return Upsert(place.session, self._path, schema, files, self._key, self._partition_by, self._newest_by)
+
+    def _add_all(self, place: SinkPlace, staged: list[Path]) -> list[AddAction]:
+        """Link files into the table, and describe them. When it is done they are on the disk, by these names too."""
+        staging = self._path / _STAGING / place.owner
+        added = [self._add(path, staging) for path in staged]
+        if place.fsync:
+            sync((self._target(path, staging) for path in staged), self._forced)
+        return added
 
     def _attempt(self, place: SinkPlace, permit: CommitPermit) -> Path:
         """Where a commit writes what it merges."""
@@ -395,7 +409,11 @@ class DeltaTable:
             raise SinkFailed(f"{self.describe()} cannot be opened: {first_line(error)}") from error
 
     def _transact(
-        self, table: deltalake.DeltaTable, actions: list[AddAction | RemoveAction], records: list[Transaction]
+        self,
+        place: SinkPlace,
+        table: deltalake.DeltaTable,
+        actions: list[AddAction | RemoveAction],
+        records: list[Transaction],
     ) -> bool:
         """Make the next version of the table. False: the table has moved on, perhaps by another writer."""
         try:
@@ -411,14 +429,29 @@ class DeltaTable:
             if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
                 return False
             raise SinkFailed(f"{self.describe()} cannot be written: {first_line(error)}") from error
+        self._sync_log(place, through=table.version() + 1)
         return True
+
+    def _sync_log(self, place: SinkPlace, through: int) -> None:
+        """Force the last versions of the table's log to the disk, which deltalake leaves to the system.
+
+        Not only the very last: what a commit finds done already was done by a run that was killed before it came to
+        this, perhaps a few versions ago, because others write to the table too.
+        """
+        if not place.fsync:
+            return
+        log = self._path / "_delta_log"
+        last = tuple(f"{version:020d}." for version in range(max(0, through - _FORCED_VERSIONS), through + 1))
+        files = {Path(entry.path) for entry in os.scandir(log) if entry.name.startswith(last)}
+        pointer = log / "_last_checkpoint"  # which changes with each checkpoint of the log
+        if any(".checkpoint" in file.name for file in files - self._forced):
+            files.add(pointer)
+        self._forced = sync(files, self._forced, missing_ok=True) - {pointer}
 
     def _add(self, staged: Path, staging: Path) -> AddAction:
         """Link a staged file into the table, and describe it."""
-        # Without the folder of the generation, and of the batch where a batch has one.
-        below = staged.relative_to(staging).parts[1:]
-        inside = [part for part in below[:-1] if "=" in part] + [below[-1]]
-        target = self._path.joinpath(*inside)
+        target = self._target(staged, staging)
+        inside = target.relative_to(self._path).parts
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
         values = {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in partitions.items()}
@@ -431,6 +464,12 @@ class DeltaTable:
             data_change=True,
             stats=statistics(target),
         )
+
+    def _target(self, staged: Path, staging: Path) -> Path:
+        """Where a staged file is to be in the table."""
+        # Without the folder of the generation, and of the batch where a batch has one.
+        below = staged.relative_to(staging).parts[1:]
+        return self._path.joinpath(*(part for part in below[:-1] if "=" in part), below[-1])
 
 
 def _attempted(folder: Path) -> int:

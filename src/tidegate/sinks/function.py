@@ -28,6 +28,7 @@ from tidegate.sinks.staging import (
     refuse_gone,
     refuse_put_back,
 )
+from tidegate.storage.disk import force, sync_names
 from tidegate.storage.manifest import TableAddress
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 KINDS: Final = frozenset({"function", "console", "memory"})
 """Of tables that are none: what is remembered of them lies in the root, whatever function is called."""
 _RECORD: Final = "record.json"
+_SCHEMA: Final = "schema.json"
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -92,9 +94,8 @@ class ForeachBatch:
         return True
 
     def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
-        place.folder.mkdir(parents=True, exist_ok=True)
         # So that an epoch's rows have the stage's columns, whatever files it consists of.
-        (place.folder / "schema.json").write_text(schema.json(), encoding="utf-8")
+        _write_whole(place, _SCHEMA, schema.json().encode())
 
     def claim(self, _place: SinkPlace) -> None:
         """What is remembered and staged lies in the root, so it is no other's."""
@@ -158,7 +159,7 @@ class ForeachBatch:
 
         if place.session is None:
             raise SinkFailed(f"{self.describe()} can be called only while the pipeline runs")
-        schema = StructType.fromJson(msgspec.json.decode((place.folder / "schema.json").read_bytes()))
+        schema = StructType.fromJson(msgspec.json.decode((place.folder / _SCHEMA).read_bytes()))
         self._function(read_files(place.session, schema, map(Path, files)), epoch)
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
@@ -173,10 +174,21 @@ class ForeachBatch:
             raise SinkFailed(f"{place.folder / _RECORD} cannot be read: {error}") from error
 
     def _write(self, place: SinkPlace, record: _Record) -> None:
-        place.folder.mkdir(parents=True, exist_ok=True)
-        hidden = place.folder / f".{_RECORD}.{os.getpid()}"
-        hidden.write_bytes(msgspec.json.encode(record))
-        hidden.rename(place.folder / _RECORD)
+        _write_whole(place, _RECORD, msgspec.json.encode(record))
+
+
+def _write_whole(place: SinkPlace, name: str, data: bytes) -> None:
+    """So that a reader sees all of it or nothing; after a loss of power too, and what it was before never again."""
+    place.folder.mkdir(parents=True, exist_ok=True)
+    hidden = place.folder / f".{name}.{os.getpid()}"
+    with hidden.open("wb") as file:
+        file.write(data)
+        file.flush()
+        if place.fsync:
+            force(file.fileno())
+    hidden.rename(place.folder / name)
+    if place.fsync:
+        sync_names([place.folder / name])
 
 
 class Console(ForeachBatch):

@@ -164,8 +164,9 @@ class Generation:
 
     def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
         sink = self._places.get(definition.name)
+        output = self.output_of(definition)
         place = StagePlace(
-            self._paths, self.generation, self.output_of(definition), start, after, sink, self._bounds.backlog
+            self._paths, self.generation, output, start, after, sink, self._bounds.backlog, self._store.fsync
         )
         return RunningStage(
             definition,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,14 +39,17 @@ from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
 
+_log = logging.getLogger("tidegate")
+
 
 class Root:
     """A root that this process may open generations on."""
 
-    def __init__(self, folder: Path, pipeline: str) -> None:
+    def __init__(self, folder: Path, pipeline: str, *, fsync: bool = True) -> None:
         self.paths = RootPaths(folder)
         self.pipeline = pipeline
-        self.store = Store(folder)
+        self.store = Store(folder, fsync=fsync)
+        self.store.forget_unwritten()
         self.decisions = StoredDecisions(self.store)
         self.id = self._claim_root(uuid.uuid4().hex)
 
@@ -63,6 +67,7 @@ class Root:
                 f"{self.paths.root} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this one a "
                 f"root of its own"
             )
+        self.store.sync([RootPaths.PIPELINE])  # the run that made it may have been killed before it had done so
         return owner.root_id
 
     @property
@@ -94,6 +99,12 @@ class Root:
                 case FenceSinks(generation):
                     self._fence(sinks, generation)
                 case _:
+                    for slot in log.undecided:
+                        _log.warning(
+                            "%s is empty or torn, as a loss of power leaves it: it was never decided, and is passed "
+                            "over",
+                            self.paths.absolute(RootPaths.decision(slot)),
+                        )
                     return log, self._base(decision, manifests, shape)
 
     def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:

@@ -113,6 +113,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take_over: bool = False
     restarts: int = 3
     restart_pause: str = "1s"
+    fsync: bool = True
+    """Whether a checkpoint is on the disk before it counts. Without it a loss of power may cost the newest ones."""
     conf: dict[str, str] = {}
     """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
 
@@ -175,7 +177,7 @@ def run_pipeline(
         )
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with _stopping(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
-        root_of_run = Root(folder, pipeline.name)
+        root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
             session = RunSession(spark, lambda: local_session(pipeline.name, folder / "spark.log", settings.conf))
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
@@ -358,6 +360,7 @@ class _Run:
                 self._root.paths.absolute(self._root.paths.sink(each.name)),
                 session,
                 self._root.id,
+                self._options.fsync,
             )
             for each in self._definitions
             if each.sink is not None
@@ -367,7 +370,7 @@ class _Run:
         while True:
             # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
             # is made there before, which is empty folders, stays there if it comes to nothing.
-            number = self._check_not_superseded().generation + 1
+            number = self._check_not_superseded().next_generation
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
             log, base = self._root.recovered(sinks, shape)
@@ -377,7 +380,7 @@ class _Run:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
                     sink.prepare_table(place, built[name].schema)
                 tables = {name: address_of(sink) for name, (sink, _) in sinks.items()}
-            opened = self._root.open(log, base, _with_tables(shape, tables)) if log.generation + 1 == number else None
+            opened = self._root.open(log, base, _with_tables(shape, tables)) if log.next_generation == number else None
             if opened is not None:
                 break
         reached(Step.GENERATION_OPENED)

@@ -303,3 +303,9 @@ def keep_first_position(paths: RootPaths, generation: int, stage: str, streams: 
     checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
     for path in () if first is None else first.files:
         link(path, checkpoint / "sources" / path.parent.name / path.name)
+
+
+def notes_of_first_position(paths: RootPaths, generation: int, stage: str) -> set[Path]:
+    """What a later generation looks for to find where a source first stood in this one."""
+    attempts = paths.absolute(paths.stage(generation, stage)).glob("spark*/sources/*/0")
+    return {*attempts, paths.absolute(paths.source_streams(generation, stage))}

@@ -62,8 +62,9 @@ from tidegate.spark.filelog import (
 from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
-from tidegate.spark.snapshot import Snapshotter
+from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
 from tidegate.spark.steps import Step, reached
+from tidegate.storage.disk import NotForced, sync
 from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
@@ -96,6 +97,7 @@ class StagePlace(msgspec.Struct, frozen=True):
     after_checkpoint: int
     sink: SinkPlace | None
     bound: BacklogBound
+    fsync: bool = True
 
     def folder(self, stage: str) -> Path:
         return self.paths.absolute(self.paths.stage(self.generation, stage))
@@ -123,6 +125,7 @@ class _Part:
         "output_sequence",
         "snapshot",
         "source_positions",
+        "synced",
         "watermark_ms",
     )
 
@@ -135,6 +138,8 @@ class _Part:
         self.committable = stage.sealed()
         self.captured: tuple[InFlight, ...] | None = None
         self.snapshot: Future[tuple[tuple[SnapshotFile, ...], int, int]] | None = None
+        self.synced: Future[None] | None = None
+        """Of what was captured in flight."""
 
 
 def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable[Concatenate[RunningStage, P], T]:
@@ -215,6 +220,8 @@ class RunningStage:
             place.paths, place.generation, self.name, held, reads_gates=bool(definition.inputs)
         )
         self._uploads = uploads
+        # What the last checkpoint named and this stage has forced there. Of the upload thread.
+        self._on_disk: frozenset[Path] = frozenset()
         self._report = report
         self._decline = decline
         self.batch = -1 if start is None or start.cut is None else start.cut
@@ -618,7 +625,7 @@ class RunningStage:
         part.snapshot = self._uploads.submit(self._take, self.checkpoint, part)
 
     def _take(self, checkpoint: Path, part: _Part) -> tuple[tuple[SnapshotFile, ...], int, int]:
-        """Runs on the upload thread."""
+        """Runs on the upload thread. When it is done, all that the checkpoint names of this stage is on the disk."""
         started = time.monotonic_ns()
         cut = part.cut
         files: tuple[SnapshotFile, ...] = ()
@@ -627,18 +634,37 @@ class RunningStage:
             files, new_bytes = self._snapshotter.take(
                 checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
             )
+        committable = None if part.committable is None else decode_committable(part.committable)
+        if self._place.fsync:
+            self._sync(cut, files, () if committable is None else committable.files)
         snapshot_ms = (time.monotonic_ns() - started) // 1_000_000
         # After the snapshot, because Spark deletes what that needs when the stage has run on for long.
         sink, place = self.definition.sink, self._place.sink
-        if isinstance(sink, CheckingSink) and place is not None and part.committable is not None:
-            sink.check_commit(place, decode_committable(part.committable))
+        if isinstance(sink, CheckingSink) and place is not None and committable is not None:
+            sink.check_commit(place, committable)
         return files, new_bytes, snapshot_ms
+
+    def _sync(self, cut: Cut, files: Iterable[SnapshotFile], staged: Iterable[StagedFile]) -> None:
+        named = {self._place.paths.absolute(file.stored) for file in files} | {Path(file.path) for file in staged}
+        if cut.batch is None and not self.definition.inputs:
+            named |= notes_of_first_position(self._place.paths, self._place.generation, self.name)
+        # What was staged is gone once the table shows it, which an earlier checkpoint may bring about meanwhile.
+        self._on_disk = sync(named, self._on_disk, missing_ok=True)
 
     def _finish_parts(self) -> None:
         for checkpoint_id, part in tuple(self._parts.items()):
             if part.captured is None or part.snapshot is None or not part.snapshot.done():
                 continue
             error = part.snapshot.exception()
+            if error is None and part.captured and self._place.fsync:
+                if part.synced is None:
+                    part.synced = self._uploads.submit(self._sync_in_flight, self._in_flight(part))
+                if not part.synced.done():
+                    continue
+                error = part.synced.exception()
+            if isinstance(error, NotForced):
+                # The next checkpoint would name the same files: only from the last one on all of them are whole.
+                raise StageFailed(self.name, f"its files could not be forced to the disk: {error}")
             if error is not None:
                 del self._parts[checkpoint_id]
                 if isinstance(error, ConflictingRows):
@@ -650,21 +676,28 @@ class RunningStage:
             part.snapshot = None
             self._report(self.name, checkpoint_id, snapshot)
 
-    def _snapshot_of(self, part: _Part) -> StageSnapshot:
-        assert part.snapshot is not None
-        files, new_bytes, snapshot_ms = part.snapshot.result()
-        in_flight = {
+    def _in_flight(self, part: _Part) -> dict[str, tuple[Segment, ...]]:
+        return {
             flying.input: tuple(
                 self._known[flying.input][sequence] for sequence in range(flying.after + 1, flying.through + 1)
             )
             for flying in part.captured or ()
         }
+
+    def _sync_in_flight(self, in_flight: dict[str, tuple[Segment, ...]]) -> None:
+        """Runs on the upload thread. Whose output it is has forced nothing: only what is captured must be durable."""
+        segments = (segment for captured in in_flight.values() for segment in captured)
+        sync(self._place.paths.absolute(file.path) for segment in segments for file in segment.files)
+
+    def _snapshot_of(self, part: _Part) -> StageSnapshot:
+        assert part.snapshot is not None
+        files, new_bytes, snapshot_ms = part.snapshot.result()
         return StageSnapshot(
             cut=part.cut.batch,
             files=files,
             positions=part.cut.positions,
             output_sequence=part.output_sequence,
-            in_flight=in_flight,
+            in_flight=self._in_flight(part),
             source_positions=part.source_positions,
             watermark_ms=part.watermark_ms,
             committable=part.committable,

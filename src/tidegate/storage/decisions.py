@@ -9,8 +9,10 @@ from tidegate.protocol.decision_log import (
     ClaimAnswer,
     Decision,
     DecisionLog,
+    GenerationOpened,
     decode_decision,
     encode_decision,
+    is_torn,
     judge_claim,
 )
 from tidegate.storage.paths import RootPaths
@@ -27,19 +29,27 @@ class StoredDecisions:
         """The log as it is now."""
         while True:
             names = self._store.list(RootPaths.DECISIONS)
-            found = {name: self._store.get(name) for name in names}
-            records = [decode_decision(data, name) for name, data in found.items() if data is not None]
-            if len(records) == len(names):
-                return DecisionLog.from_records(records)
+            found = {name: data for name in names if (data := self._store.get(name)) is not None}
+            if len(found) == len(names):
+                torn = {name for name, data in found.items() if is_torn(data)}
+                records = [decode_decision(data, name) for name, data in found.items() if name not in torn]
+                return DecisionLog.from_records(records, {RootPaths.slot_of(name) for name in torn})
             # Some were trimmed since they were listed, so there are newer ones: list again.
 
     def claim(self, proposed: Decision) -> tuple[ClaimAnswer, DecisionLog]:
         """Try to make a record part of the log. The answer comes from the log, not from the attempt."""
+        if isinstance(proposed, GenerationOpened):
+            # Runs without fsync may have written these, and what follows a torn record cannot be read.
+            self._store.sync(self._store.list(RootPaths.DECISIONS))
+        name = RootPaths.decision(proposed.slot)
         for _ in range(_CLAIM_TRIES):
+            is_on_disk = False
             with suppress(StoreUnavailable):
-                self._store.create(RootPaths.decision(proposed.slot), encode_decision(proposed))
+                is_on_disk = self._store.create(name, encode_decision(proposed))
             log = self.read()
             answer = judge_claim(proposed, log)
+            if answer is ClaimAnswer.WON and not is_on_disk:
+                self._store.sync([name])  # an attempt that failed has written it, perhaps not to the disk
             if answer is not ClaimAnswer.RETRY:
                 return answer, log
         raise StoreUnavailable(f"slot {proposed.slot} of the decision log could not be claimed in {_CLAIM_TRIES} tries")

@@ -12,6 +12,7 @@ from typing import Final
 from urllib.parse import unquote
 
 from tidegate.errors import InvalidConfig
+from tidegate.storage.disk import sync
 
 # One slash is enough: a Path has lost the second one.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
@@ -55,6 +56,7 @@ def link(source: Path, target: Path) -> None:
     except OSError:
         partial = target.with_name(f".{target.name}.copying")
         shutil.copy2(source, partial)
+        sync([partial])  # else a loss of power could leave a target that exists and is not whole
         partial.rename(target)
 
 

@@ -138,15 +138,15 @@ class InspectedRoot:
         self._decisions = StoredDecisions(self._store)
 
     def log(self) -> DecisionLog:
-        """The decision log as it is now. None at all, where a pipeline has run, is damage.
+        """The decision log as it is now. None at all, where a pipeline has run, is damage; a torn end of it is not.
 
         A run that was killed before it opened its first generation leaves folders there, but no file. And the log is
         read again after a file was seen: a run that is starting may have opened its first generation meanwhile.
         """
         log = self._decisions.read()
-        if not len(log) and self._store.list(RootPaths.GENERATIONS):
+        if log.next_slot == 1 and self._store.list(RootPaths.GENERATIONS):
             log = self._decisions.read()
-            if not len(log):
+            if log.next_slot == 1:
                 raise DamagedLog(
                     f"{self.paths.root} holds files of pipeline {self.pipeline!r} but no decision log: restore "
                     f"{self.paths.absolute(RootPaths.DECISIONS)} from a backup; no run starts on this root without it"

@@ -8,6 +8,7 @@
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
   ids/000000000042                       checkpoint ids that were used
+  writing/                               what of these is not whole yet; nothing that a restart needs
   sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
     manifests/ckpt-000042.json
@@ -36,6 +37,7 @@ class RootPaths:
     PIPELINE = "pipeline.json"
     DECISIONS = "decisions"
     IDS = "ids"
+    WRITING = "writing"
     GENERATIONS = "generations"
 
     def absolute(self, name: str) -> Path:
@@ -59,6 +61,10 @@ class RootPaths:
     @staticmethod
     def decision(slot: int) -> str:
         return f"{RootPaths.DECISIONS}/{slot:012d}.json"
+
+    @staticmethod
+    def slot_of(decision: str) -> int:
+        return int(decision.rpartition("/")[2].removesuffix(".json"))
 
     @staticmethod
     def used_id(checkpoint_id: int) -> str:

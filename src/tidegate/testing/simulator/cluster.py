@@ -33,6 +33,7 @@ class Scenario(msgspec.Struct, frozen=True):
     spurious_elections: int
     drains: int
     damages: int
+    power_losses: int
 
 
 class Cluster:
@@ -176,6 +177,7 @@ class Cluster:
             (scenario.spurious_elections, self.elect),
             (scenario.drains, self._drain),
             (scenario.damages, self._damage),
+            (scenario.power_losses, self._lose_power),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -247,6 +249,13 @@ class Cluster:
     def _drain(self) -> None:
         if self._leader is not None:
             self._leader.trigger(Flag.DRAIN)
+
+    def _lose_power(self) -> None:
+        """Everything goes down while a record is being written to the log, and half of it is there afterwards."""
+        for name in self.instances:
+            self._crash(name)
+        self.store.tear_next()
+        self.world.note("the power is lost, and the last record is torn")
 
     def _damage(self) -> None:
         """Everything goes down, and a file of the newest checkpoint with it."""

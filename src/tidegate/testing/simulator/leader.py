@@ -193,8 +193,8 @@ class SimulatedLeader:
                 yield self._world.sleep(self._world.delay(10))
 
     def _read_log(self) -> Task:
-        records = yield from self._insist(self._store.read_log())
-        return DecisionLog.from_records(records)
+        records, torn = yield from self._insist(self._store.read_log())
+        return DecisionLog.from_records(records, torn)
 
     def _claim(self, proposed: Decision) -> Task:
         while True:

@@ -82,6 +82,7 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
         spurious_elections=up_to(3),
         drains=1 if rng.random() < 0.15 else 0,
         damages=1 if rng.random() < 0.1 else 0,
+        power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
     )
 
 

@@ -66,6 +66,8 @@ class SimulatedStore(Remote):
         self._checkers = checkers
         self.objects: dict[str, StoredObject] = {}
         self.log: dict[int, Decision] = {}
+        self.torn: set[int] = set()
+        """Slots whose record has a name and no content."""
         self.reserved: set[int] = set()
 
     def write_now(self, path: str, generation: int, value: Any) -> None:
@@ -93,7 +95,7 @@ class SimulatedStore(Remote):
 
     def claim(self, record: Decision) -> Operation:
         def effect() -> bool:
-            if record.slot in self.log:
+            if record.slot in self.log or record.slot in self.torn:
                 return False
             self.log[record.slot] = record
             self._checkers.on_claimed(record, self.objects)
@@ -101,13 +103,22 @@ class SimulatedStore(Remote):
 
         return self._operation(effect)
 
+    def tear_next(self) -> None:
+        """Power was lost while a record was being written behind the last one."""
+        slot = self._checkers.log.next_slot
+        while slot in self.torn:
+            slot += 1
+        self.torn.add(slot)
+
     def read_log(self) -> Operation:
-        return self._operation(lambda: list(self.log.values()))
+        """The records, and the slots of those that are torn."""
+        return self._operation(lambda: (list(self.log.values()), frozenset(self.torn)))
 
     def trim_log(self, below: int) -> Operation:
         def effect() -> None:
             for slot in [slot for slot in self.log if slot < below]:
                 del self.log[slot]
+            self.torn = {slot for slot in self.torn if slot >= below}
             self.reserved = {max(self.reserved)} if self.reserved else set()
 
         return self._operation(effect)
