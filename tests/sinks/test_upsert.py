@@ -168,6 +168,6 @@ def test_a_file_that_cannot_be_read_is_no_file_without_rows(
     function = ForeachBatch(lambda rows, _epoch: rows.collect())
     function.prepare_table(place, schema)
     ruin(Path(second.files[0].path))
-    with pytest.raises((PySparkException, Py4JJavaError), match=r"part-1\.parquet"):
+    with pytest.raises((SinkFailed, PySparkException, Py4JJavaError), match=r"part-1\.parquet"):
         function.commit(place, permit(2), second)
     assert function.facts(place).committed_epoch == 0
