@@ -21,8 +21,8 @@ from tools.diagrams import rendered
 
 ROOT = Path(__file__).parents[1]
 
-# What each command of README.md is tried with here, so that it ends soon. `./dev` itself is left to CI, which
-# runs it in a fresh clone: here it would make an environment inside a test.
+# What each command of README.md and the guides is tried with here, so that it ends soon. `./dev` itself is left to CI,
+# which runs it in a fresh clone: here it would make an environment inside a test.
 COMMANDS: dict[str, list[str] | None] = {
     "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
     "tidegate run orders.py --root state/orders": None,  # it runs for ever: tests/cli/test_live.py stops it
@@ -50,15 +50,27 @@ ON_A_ROOT = (
 )
 
 
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+
+
+def read_by_users() -> str:
+    """The front page and the guides."""
+    return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *GUIDES))
+
+
+def test_the_front_page_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 170
+
+
 def documented_commands() -> set[str]:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = read_by_users()
     fenced = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line.split("#")[0].strip() for block in fenced for line in block.splitlines()]
     in_table = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
     return {line for line in [*lines, *in_table] if line.startswith(("./dev", "tidegate"))}
 
 
-def test_every_command_in_the_readme_is_known_here() -> None:
+def test_every_command_in_the_documents_is_known_here() -> None:
     assert documented_commands() == {*COMMANDS, *ON_A_ROOT}
 
 
@@ -83,7 +95,7 @@ def test_a_command_on_a_root_runs_as_the_readme_says(command: str, workplace: Pa
 
 def test_the_drawing_in_the_readme_is_what_the_command_draws(workplace: Path) -> None:
     drawing = tidegate("graph", "orders.py", cwd=workplace).stdout
-    assert f"```text\n{drawing}```" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"```text\n{drawing}```" in read_by_users()
 
 
 def examples() -> list[str]:
@@ -171,8 +183,8 @@ def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:
     assert text == rendered(text), "run ./dev docs"
 
 
-@pytest.mark.parametrize("name", ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md"])
-def test_links_between_documents_lead_somewhere(name: str) -> None:
-    text = (ROOT / name).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\(([^)#:]+)\)", text):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *GUIDES], ids=lambda path: path.name)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (path.parent / target).exists(), target

@@ -16,7 +16,7 @@ from tidegate import errors
 from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
 
-README = Path(__file__).parents[2] / "README.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "commands.md"
 COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "graph", "demo", "simulate")
 
 PIPELINE = """
@@ -54,8 +54,8 @@ def test_every_error_has_its_exit_code() -> None:
             assert code_of(error) == CODES.get(name, 1), name
 
 
-def test_the_readme_has_every_exit_code() -> None:
-    text = README.read_text(encoding="utf-8")
+def test_the_guide_has_every_exit_code() -> None:
+    text = GUIDE.read_text(encoding="utf-8")
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.MULTILINE)} == {int(each) for each in Exit}
 
 

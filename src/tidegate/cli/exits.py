@@ -23,7 +23,7 @@ from tidegate.errors import (
 
 
 class Exit(enum.IntEnum):
-    """README.md has the same table for users."""
+    """docs/commands.md has the same table for users."""
 
     FINE = 0
     FAILED = 1

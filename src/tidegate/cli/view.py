@@ -34,7 +34,8 @@ class View:
 
 
 class JsonView(View):
-    """One JSON object per line: each checkpoint that ended, and once a second each stage. README.md has the fields."""
+    """One JSON object per line: each checkpoint that ended, and once a second each stage. docs/commands.md has the
+    fields."""
 
     def __init__(self) -> None:
         self._told: set[tuple[int, str]] = set()
