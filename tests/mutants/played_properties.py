@@ -20,7 +20,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
 
 _BOUND = 4
-_ROUNDS = 2_000
+_ROUNDS = 500
 
 
 @contextmanager

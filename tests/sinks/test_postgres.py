@@ -427,7 +427,7 @@ def test_what_was_staged_and_committed_survives_a_crash_of_a_server_that_is_set_
         assert table.commit(staged) is CommitAnswer.COMMITTED
         server.crash()
         server.start()
-        assert table.sink.facts(table.place) == SinkFacts(1, 0)
+        assert table.sink.facts(table.place) == SinkFacts(1, 0, next_batch=1)
         assert rows_of(server, "SELECT * FROM kept") == Counter([(1, "a")])
         table.sink.fence(table.place, 7)
         server.crash()
