@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from tidegate.cli.view import JsonView, LiveView
+from tidegate.cli.view import JsonView, LiveView, LogView
 from tidegate.spark.run import _stopping
-from tidegate.spark.status import CheckpointStatus, Observer, RunStatus
+from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, StageStatus
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +75,27 @@ def test_each_checkpoint_is_told_once_and_no_more_of_them_are_remembered_than_ar
     told = [event["checkpoint"] for event in events if event["event"] == "checkpoint"]
     assert told == [f"ckpt-{number:06d}" for number in range(1, 40)]
     assert len(view._told) == 8
+
+
+def held_back() -> RunStatus:
+    stages = {
+        "orders": StageStatus("source", 41, 82_000, 0.0, None, None, "revenue"),
+        "revenue": StageStatus("sink", 3, 3_000, 99.0, 800, None, "its table"),
+    }
+    return msgspec.structs.replace(running(1), stages=stages)
+
+
+def test_every_view_tells_who_is_held_back_by_whom(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)) as live:
+        live.update(held_back())
+    with LogView() as log:
+        for _ in range(3):
+            log.update(held_back())
+    JsonView().update(held_back())
+    said = capsys.readouterr()
+    for line in ("orders is held back by revenue", "revenue is held back by its table"):
+        assert line in shown.getvalue()
+        assert said.err.count(line) == 1, "told, and not with every look"
+    stages = json.loads(said.out.splitlines()[-1])["stages"]
+    assert [stages[name]["held_back_by"] for name in stages] == ["revenue", "its table"]

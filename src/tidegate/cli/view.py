@@ -8,7 +8,7 @@ import sys
 import time
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import msgspec
 from rich.console import Console
@@ -18,6 +18,9 @@ from rich.text import Text
 
 from tidegate.cli.tables import run_tables
 from tidegate.spark.status import CheckpointStatus, RunStatus
+
+
+_TELL_HELD_EVERY_S: Final = 60.0
 
 
 class View:
@@ -75,6 +78,9 @@ def _event(checkpoint: CheckpointStatus) -> dict[str, Any]:
 class LogView(View):
     """Plain lines on stderr, for where there is no terminal."""
 
+    def __init__(self) -> None:
+        self._told_held_s: dict[tuple[str, str], float] = {}
+
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -84,7 +90,13 @@ class LogView(View):
         return self
 
     def update(self, status: RunStatus) -> None:
-        """The run's own log lines say it all."""
+        """The run's own log lines say all but who waits for whom: that may come and go, so it is told now and then."""
+        now = time.monotonic()
+        for name, stage in status.stages.items():
+            by = stage.held_back_by
+            if by is not None and now - self._told_held_s.get((name, by), -_TELL_HELD_EVERY_S) >= _TELL_HELD_EVERY_S:
+                self._told_held_s[name, by] = now
+                logging.getLogger("tidegate").info("%s is held back by %s", name, by)
 
 
 class LiveView(View):
