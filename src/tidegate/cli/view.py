@@ -19,7 +19,6 @@ from rich.text import Text
 from tidegate.cli.tables import run_tables
 from tidegate.spark.status import CheckpointStatus, RunStatus
 
-
 _TELL_HELD_EVERY_S: Final = 60.0
 
 
