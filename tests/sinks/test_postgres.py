@@ -42,6 +42,7 @@ from tests.postgres_server import Link, PostgresServer
 from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
 from tidegate.errors import (
     CheckpointsFailed,
+    ConflictingRows,
     ForeignTable,
     InvalidConfig,
     InvalidPipeline,
@@ -833,6 +834,25 @@ def test_a_check_during_a_commit_of_an_earlier_epoch_does_not_take_its_rows_for_
         check.result()
     assert slow.commit(table.place, permit(2), both) is CommitAnswer.COMMITTED
     assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, "b")])
+
+
+def test_a_commit_that_takes_long_holds_up_neither_a_look_for_conflicts_nor_the_next_run(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
+    table = Staged(server, tmp_path, "t", columns(), key="id")
+    table.sink.claim(table.place)
+    assert table.stage(pyarrow.table({"id": [1, 1], "value": ["a", "b"]})) == 2
+    sealed = Committable(0, (), (StagedBatch(0, 1, 2),))
+    with psycopg.connect(server.dsn) as committing:
+        committing.execute("SELECT * FROM tidegate_epochs FOR UPDATE")
+        with pytest.raises(ConflictingRows, match="id = 1"):
+            table.sink.check_commit(table.place, sealed)
+        tg.PostgresTable("t", server.dsn, key="id").claim(table.place)
+    with psycopg.connect(server.dsn) as connection:  # by somebody who has taken the table for their own
+        connection.execute("DROP TABLE tidegate_epochs")
+    with pytest.raises(ConflictingRows, match="id = 1"):
+        table.sink.check_commit(table.place, sealed)
 
 
 @pytest.mark.spark

@@ -233,6 +233,10 @@ class PostgresTable:
 
     def claim(self, place: SinkPlace) -> None:
         with self._connected() as connection:
+            record = self._record(connection, place)
+            self._check_root(place, record)
+            if record is not None and record.root == place.root:
+                return  # and wait for no commit of an older run, which has this record locked
             self._create_epochs(connection)
             _execute(
                 connection,
@@ -404,17 +408,29 @@ class PostgresTable:
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:
         if not (self._check or self._key) or not any(each.rows for each in committable.batches):
             return
+        if self._check:
+            self._try_commit(place, committable)
+        else:
+            self._look_through(place, committable)
+        self._checked[place.owner] = frozenset(committable.batches)
+
+    def _try_commit(self, place: SinkPlace, committable: Committable) -> None:
         with self._turn, self._connected(_REFUSED_BEFORE) as connection:
             record = self._locked_record(connection, place)
             self._check_root(place, record)
             refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
-            if self._check:
-                self._move_fresh(connection, place, record, committable)
-                connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
-            else:
-                self._refuse_conflicts(connection, place, _fresh(record, committable))
+            self._move_fresh(connection, place, record, committable)
+            connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
             connection.rollback()
-            self._checked[place.owner] = frozenset(committable.batches)
+
+    def _look_through(self, place: SinkPlace, committable: Committable) -> None:
+        """Without a lock: a commit that takes long holds up no checkpoint. What it shows meanwhile it takes out of the
+        staging table all at once, so that no statement sees a part of a batch."""
+        with self._connected() as connection:
+            record = self._record(connection, place) or _Record(0, 0, 0, None)
+            self._check_root(place, record)
+            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
+            self._refuse_conflicts(connection, place, _fresh(record, committable))
 
     def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
         """The lock on this row makes commits, checks and fences of one sink come one after the other."""
