@@ -279,8 +279,9 @@ class DeltaTable:
 
         known = self._checked.get(place.owner, frozenset())
         unknown = [file for file in staged if file.rows and file.path not in known]
-        # A commit beside us may remove what it has shown.
-        while fresh := [file for file in unknown if Path(file.path).exists()]:
+        # A commit beside us may remove what it has shown. A batch of which a part is gone it has looked through too; of
+        # what is left, rows that a newer one was to replace might seem to conflict.
+        while fresh := _of_whole_batches(unknown):
             try:
                 key = self._upsert(place, self._schema_of(place), ()).conflict(fresh)
             except PySparkException as error:
@@ -475,6 +476,12 @@ class DeltaTable:
 def _attempted(folder: Path) -> int:
     """The epoch of an attempt."""
     return int(folder.name.removeprefix(_MERGE))
+
+
+def _of_whole_batches(staged: Sequence[StagedFile]) -> list[StagedFile]:
+    """Those of the files whose batches have all of theirs."""
+    broken = {file.batch for file in staged if not Path(file.path).exists()}
+    return [file for file in staged if file.batch not in broken]
 
 
 def _remove(folders: Iterable[Path]) -> None:
