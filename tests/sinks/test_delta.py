@@ -6,7 +6,7 @@ import importlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -351,6 +351,23 @@ def test_an_epoch_that_has_nothing_new_makes_no_version(table: Table) -> None:
     assert table.commit(2, [*files, table.stage(1, [])], through=1) is CommitAnswer.COMMITTED
     assert table.version() == 1
     assert table.ids() == [1]
+
+
+def test_rows_that_a_killed_run_has_shown_are_forced_to_the_disk_also_by_a_later_epoch_without_new_ones(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [table.stage(0, [1])]
+    table.commit(1, files, through=0)
+    forced: set[Path] = set()
+
+    def note(paths: Iterable[Path], *_known: object, **_options: object) -> frozenset[Path]:
+        forced.update(paths)
+        return frozenset()
+
+    monkeypatch.setattr("tidegate.sinks.delta.sync", note)
+    table.sink = DeltaTable(table.path)  # of the next run, which goes on from the second checkpoint
+    assert table.commit(2, files, through=1) is CommitAnswer.COMMITTED
+    assert table.path / "_delta_log" / f"{1:020d}.json" in forced
 
 
 def test_a_file_without_rows_is_not_added(table: Table) -> None:

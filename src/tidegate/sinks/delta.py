@@ -315,7 +315,11 @@ class DeltaTable:
                 return CommitAnswer.ALREADY
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
             if not fresh:
-                return CommitAnswer.COMMITTED  # nothing to show: an idle pipeline makes no versions of its tables
+                # Nothing to show: an idle pipeline makes no versions of its tables. Where rows were shown by an epoch
+                # before, whose run was killed, the next checkpoint no longer names them.
+                if committable.files:
+                    self._sync_log(place, through=table.version())
+                return CommitAnswer.COMMITTED
             self._check_found(place, table)
             refuse_gone(self.describe(), place, fresh)
             records = [
