@@ -9,7 +9,7 @@ import pytest
 
 from tidegate.errors import Fenced
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
 from tidegate.sinks.function import KINDS, Console, ForeachBatch, Memory
 from tidegate.testing.sinks import permit
 
@@ -41,6 +41,19 @@ def test_a_fence_that_comes_during_a_call_stays_and_stops_the_old_run(
     sink.commit(place, permit(at_call, generation=2), sealed)  # the call is made again: at least once
     assert len(calls) == at_call + 1
     assert sink.facts(place) == SinkFacts(at_call, 2, 2)
+
+
+def test_a_record_that_a_killed_run_has_left_is_forced_to_the_disk_where_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place, sink = SinkPlace("shop", "orders", tmp_path), ForeachBatch(print)
+    sink.commit(place, permit(1), Committable(0))
+    sink.fence(place, 1)
+    forced: list[Path] = []
+    monkeypatch.setattr("tidegate.sinks.function.sync_names", forced.extend)
+    assert sink.commit(place, permit(1), Committable(0)) is CommitAnswer.ALREADY
+    sink.fence(place, 1)
+    assert forced == [tmp_path / "record.json"] * 2
 
 
 class Writer:

@@ -111,6 +111,8 @@ class ForeachBatch:
         record = self._read(place)
         if record.fence < generation:
             self._write(place, msgspec.structs.replace(record, fence=generation))
+        else:
+            self._force_found(place)
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.batches)
@@ -118,6 +120,7 @@ class ForeachBatch:
         self._check_fence(record, permit)
         refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
         if record.epoch >= permit.epoch:
+            self._force_found(place)
             return CommitAnswer.ALREADY
         if record.epoch < record.calling < permit.epoch:
             record = self._show(place, permit, record, record.calling, record.calling_next_batch, committable)
@@ -172,6 +175,11 @@ class ForeachBatch:
             return _Record()
         except msgspec.MsgspecError as error:
             raise SinkFailed(f"{place.folder / _RECORD} cannot be read: {error}") from error
+
+    def _force_found(self, place: SinkPlace) -> None:
+        """The run that wrote the record may have been killed before it had forced its name."""
+        if place.fsync:
+            sync_names([place.folder / _RECORD])
 
     def _write(self, place: SinkPlace, record: _Record) -> None:
         _write_whole(place, _RECORD, msgspec.json.encode(record))
