@@ -12,6 +12,7 @@ import pytest
 from deltalake.transaction import AddAction
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from tidegate.errors import SinkFailed
@@ -21,6 +22,7 @@ from tidegate.sinks.function import ForeachBatch
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_pattern
+from tidegate.sinks.upsert import _comparable
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -107,6 +109,15 @@ def test_a_text_that_is_the_name_of_null_in_folders_is_not_merged_as_null(tmp_pa
     ):
         sink.commit(place, permit(1), staged)
     assert by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist()) == before
+
+
+@pytest.mark.spark
+def test_maps_with_the_same_entries_are_the_same_in_whatever_order(spark: SparkSession) -> None:
+    rows = spark.sql(
+        "SELECT map('a', map(1, 2, 3, 4), 'b', NULL) AS m UNION ALL SELECT map('b', NULL, 'a', map(3, 4, 1, 2))"
+    )
+    compared = _comparable(F.col("m"), rows.schema["m"].dataType)
+    assert rows.select(F.min(compared) < F.max(compared)).first() == (False,)
 
 
 def test_a_path_with_characters_of_patterns_is_read_as_it_is() -> None:

@@ -151,13 +151,14 @@ class Upsert:
 
 
 def _comparable(column: Column, kind: DataType) -> Column:
-    """A column as a value that Spark can compare: a map as its entries."""
+    """A column as a value that Spark can compare: a map as its entries, which have no order of their own."""
     if isinstance(kind, MapType):
         key, value = kind.keyType, kind.valueType
-        return F.transform(
+        entries = F.transform(
             F.map_entries(column),
             lambda entry: F.struct(_comparable(entry["key"], key), _comparable(entry["value"], value)),
         )
+        return F.sort_array(entries)
     if isinstance(kind, ArrayType):
         inner = kind.elementType
         return F.transform(column, lambda each: _comparable(each, inner))
