@@ -56,6 +56,33 @@ def test_a_record_that_a_killed_run_has_left_is_forced_to_the_disk_where_it_is_f
     assert forced == [tmp_path / "record.json"] * 2
 
 
+def test_a_call_for_a_checkpoint_that_was_skipped_because_it_is_damaged_hides_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batches of the checkpoint that is gone on from have the same numbers, and other rows."""
+    place, sink = SinkPlace("shop", "orders", tmp_path), ForeachBatch(print)
+    calls: dict[int, list[str]] = {}
+
+    def call(_place: SinkPlace, files: list[str], epoch: int) -> None:
+        is_first = epoch not in calls
+        calls[epoch] = [Path(file).stem for file in files]
+        if epoch == 2 and is_first:
+            raise InterruptedError
+
+    monkeypatch.setattr(sink, "_call", call)
+    staged = [StagedFile(batch, str(tmp_path / f"{batch}.parquet"), 100, 3) for batch in range(6)]
+    for file in staged:
+        Path(file.path).touch()
+    sink.commit(place, permit(1), Committable(0, (staged[0],)))
+    with pytest.raises(InterruptedError):
+        sink.commit(place, permit(2), Committable(4, tuple(staged[1:5])))
+    sink.fence(place, 2)
+    sink.commit(place, permit(1, generation=2), Committable(0, (staged[0],)))
+    sink.commit(place, permit(3, generation=2), Committable(2, tuple(staged[1:3])))
+    sink.commit(place, permit(4, generation=2), Committable(5, tuple(staged[3:])))
+    assert calls == {1: ["0"], 2: ["1", "2", "3", "4"], 3: ["1", "2"], 4: ["3", "4", "5"]}
+
+
 class Writer:
     def __call__(self, *_: object) -> None: ...
 

@@ -3,7 +3,8 @@
 The rows of an epoch are staged as Parquet files in the root, like any other's. When the epoch's checkpoint is decided,
 the function is called with them, as a DataFrame, and with the epoch's number. That happens **at least once**: a crash
 after the call and before it is remembered makes it happen again, with the same epoch and the very same rows. So a
-function that writes under the epoch's number, or looks for it first, has its effect exactly once.
+function that writes under the epoch's number, or looks for it first, has its effect exactly once. Only the rows of a
+checkpoint that is skipped, because it is damaged, come again under the numbers of later ones.
 """
 
 from __future__ import annotations
@@ -110,7 +111,8 @@ class ForeachBatch:
     def fence(self, place: SinkPlace, generation: int) -> None:
         record = self._read(place)
         if record.fence < generation:
-            self._write(place, msgspec.structs.replace(record, fence=generation))
+            # A call that was interrupted was for what is skipped now: there are no such rows to repeat it with.
+            self._write(place, _Record(record.epoch, record.next_batch, generation))
         else:
             self._force_found(place)
 
