@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import repeat
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,10 +21,11 @@ from tidegate.spark.root import Root
 class Failing(run._Run):
     """Every generation fails at once, or after a checkpoint with something more consumed."""
 
-    def __init__(self, folder: Path, advances: Iterator[bool], restarts: int) -> None:
-        options = run.RunOptions(restarts=restarts, restart_pause="0ms")
+    def __init__(self, folder: Path, advances: Iterator[bool], restarts: int, restart_pause: str = "0ms") -> None:
+        options = run.RunOptions(restarts=restarts, restart_pause=restart_pause)
+        self.pauses_s: list[float] = []
         anything: Any = SimpleNamespace(
-            wanted=False, wait=lambda _: False, restarting=lambda _: None, check=lambda _: None
+            wanted=False, wait=self.pauses_s.append, restarting=lambda _: None, check=lambda _: None
         )
         super().__init__(anything, [], Root(folder, "failing"), anything, options, None, anything, anything)
         self._advances = advances
@@ -48,6 +50,13 @@ def test_failures_are_counted_until_a_checkpoint_has_come_further(
     with pytest.raises(StageFailed):
         failing.run()
     assert failing.opened == opened
+
+
+def test_pauses_grow_up_to_a_minute_however_often_a_run_has_failed(tmp_path: Path) -> None:
+    failing = Failing(tmp_path / "root", repeat(False), restarts=1_200, restart_pause="1s")
+    with pytest.raises(StageFailed):
+        failing.run()
+    assert failing.pauses_s == [1, 2, 4, 8, 16, 32, *[60] * 1_194]
 
 
 def test_an_idle_checkpoint_comes_no_further_and_one_with_rows_does(tmp_path: Path) -> None:

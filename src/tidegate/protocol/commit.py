@@ -87,7 +87,7 @@ TRANSITIONS: Final[Mapping[tuple[SinkPhase, SinkEvent], SinkPhase]] = {
 
 
 class RetryPause(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long to wait before a failed commit is tried again: doubling, up to a bound."""
+    """How long to wait before what has failed is tried again: doubling, up to a bound."""
 
     first_ms: int = 100
     longest_ms: int = 30_000

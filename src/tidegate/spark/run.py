@@ -44,6 +44,7 @@ from tidegate.errors import (
     first_line,
 )
 from tidegate.protocol.backpressure import BacklogBound
+from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
@@ -82,7 +83,7 @@ _log_of_stops = logging.getLogger("tidegate.stopping")
 # the next batch is a hundred milliseconds away.
 _PAUSE_S: Final = 0.015
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
-_LONGEST_PAUSE_S: Final = 60.0
+_LONGEST_PAUSE_MS: Final = 60_000
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 # Trying again would bring the same.
@@ -317,8 +318,8 @@ class _Run:
                 failures += 1
                 if failures > self._options.restarts or self._stop.wanted:
                     raise
-                pause_s = as_ms("restart_pause", self._options.restart_pause) * 2 ** (failures - 1) / 1000
-                pause_s = min(pause_s, _LONGEST_PAUSE_S)
+                first_ms = as_ms("restart_pause", self._options.restart_pause)
+                pause_s = RetryPause(first_ms, _LONGEST_PAUSE_MS).after(failures) / 1000
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
                 self._remote.restarting(str(error))
                 failure = error
