@@ -433,6 +433,13 @@ OWN_DEFECTS: Final = (
         rewrite(Edit(DeltaTable.commit, "self._check_root(place, table)", "pass")),
         table_properties.a_table_is_of_one_root,
     ),
+    Mutant(
+        "a_table_that_refuses_rows_is_no_reason_to_give_up",
+        Section.OWN,
+        "a run whose table never takes an epoch restarts for ever: checkpoints are completed meanwhile",
+        rewrite(Edit(Generation.__init__, "self._is_base_shown = base is None", "self._is_base_shown = True")),
+        played_properties.a_run_comes_no_further_while_a_table_refuses_what_it_started_from,
+    ),
     # -- stages on Spark
     Mutant(
         "a_query_that_was_stopped_counts_as_done",

@@ -140,6 +140,19 @@ def a_checkpoint_goes_on_after_what_its_table_was_seen_to_show() -> None:
             assert pipeline.sealed().shown_through == 4
 
 
+def a_run_comes_no_further_while_a_table_refuses_what_it_started_from() -> None:
+    with tempfile.TemporaryDirectory() as folder, played(Path(folder), after_batches=5) as pipeline:
+        generation = pipeline.generation
+        pipeline.table.may_commit.clear()
+        pipeline.one_batch_each()
+        checkpoint_id = generation.trigger()
+        comes_true(pipeline, lambda: generation.completed(checkpoint_id), "the checkpoint is complete")
+        has_advanced = generation.has_advanced
+        pipeline.table.may_commit.set()
+        assert not has_advanced
+        comes_true(pipeline, lambda: generation.has_advanced, "it has come further, when the table shows all")
+
+
 def a_query_that_was_stopped_has_failed_its_stage() -> None:
     with bounded() as pipeline:
         query: Any = SimpleNamespace(isActive=False, exception=lambda: None, stop=lambda: None)

@@ -121,6 +121,7 @@ class Generation:
         self._manifests: dict[int, Manifest] = {}
         self._now_ms = monotonic_ms()
         base = opened.base
+        self._is_base_shown = base is None
         last = 0 if base is None else base.checkpoint_id
         largest = max(opened.largest_id, opened.log.last_checkpoint_id)
         self.coordinator = Coordinator(
@@ -247,11 +248,12 @@ class Generation:
 
     @property
     def has_advanced(self) -> bool:
-        """Whether it has completed a checkpoint with which something more is consumed than when it started.
+        """Whether it has completed a checkpoint with which something more is consumed than when it started, and all
+        tables show what it started from.
 
-        One without would come again and again while a stage fails in the same place.
+        Others would come again and again while a stage fails in the same place, or a table refuses the same rows.
         """
-        return self._has_advanced
+        return self._has_advanced and self._is_base_shown
 
     @property
     def is_settled(self) -> bool:
@@ -467,6 +469,7 @@ class Generation:
         if checkpoint_id is None:
             return
         reached(Step.ALL_SINKS_COMMITTED)
+        self._is_base_shown = True  # it comes first
         with suppress(CheckpointError):  # the one that was restored is not this coordinator's
             self.coordinator.on_sinks_committed(checkpoint_id)
         self._clean_up(checkpoint_id)
