@@ -348,6 +348,13 @@ OWN_DEFECTS: Final = (
         played_properties.a_barrier_passes_a_sink_whose_table_is_late,
     ),
     Mutant(
+        "a_late_table_holds_nothing_back_while_a_checkpoint_is_stored",
+        Section.OWN,
+        "a sink reads on without bound while its part of a checkpoint waits for its table",
+        rewrite(Edit(Generation._look_at_tables, "not stage.has_cut(checkpoint.checkpoint_id)", "True")),
+        played_properties.a_sink_whose_table_is_late_waits_behind_a_barrier,
+    ),
+    Mutant(
         "a_paused_source_goes_on_where_it_was_stopped",
         Section.OWN,
         "the batch that a pause has hit is run again in the folders in which it was tried",

@@ -60,10 +60,13 @@ class CountingTable(tg.DeltaTable):
         self.batches: list[int] = []
         self.may_commit = threading.Event()
         self.may_commit.set()
+        self.may_check = threading.Event()
+        self.may_check.set()
         self.refusal = ""
         """Why it takes no rows, if it does not."""
 
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:  # noqa: ARG002
+        assert self.may_check.wait(20)
         if self.refusal:
             raise SinkFailed(self.refusal)
 
@@ -309,4 +312,6 @@ def played(
     try:
         yield pipeline
     finally:
+        pipeline.table.may_check.set()  # else the stop would wait for a check and a commit that a test has left waiting
+        pipeline.table.may_commit.set()
         pipeline.generation.stop()

@@ -216,10 +216,11 @@ class Generation:
 
     def _look_at_tables(self) -> None:
         """A sink whose table is late with an epoch may be held back, but not from a barrier that it is to reach: only a
-        checkpoint makes visible what it has staged."""
+        checkpoint makes visible what it has staged. Behind it, storing its part may wait for that very table."""
         for name in self.sinks:
-            is_wanted = any(name not in checkpoint.reports for checkpoint in self.coordinator.active)
-            self.stages[name].is_table_late = name in self._commits.pending and not is_wanted
+            stage = self.stages[name]
+            is_wanted = any(not stage.has_cut(checkpoint.checkpoint_id) for checkpoint in self.coordinator.active)
+            stage.is_table_late = name in self._commits.pending and not is_wanted
 
     def held_back_by(self, name: str) -> str | None:
         """What holds a stage back: the slowest reader of its output, or its table."""

@@ -363,9 +363,13 @@ class RunningStage:
         """How many segments of its inputs this stage has yet to commit, also those that wait behind a barrier."""
         return sum(channel.sequence - self._positions[name] for name, channel in self._channels.items())
 
+    def has_cut(self, checkpoint_id: int) -> bool:
+        """Whether it has passed the barrier of a checkpoint that is under way."""
+        return checkpoint_id in self._parts
+
     def progress_of(self, checkpoint_id: int) -> str:
         """How far this stage has come with a checkpoint that is under way, until it has reported."""
-        if checkpoint_id in self._parts:
+        if self.has_cut(checkpoint_id):
             return "storing"
         if self.aligner.phase_of(checkpoint_id) is None:
             return "waiting"
