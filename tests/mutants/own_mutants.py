@@ -129,7 +129,7 @@ OWN_DEFECTS: Final = (
         "a_table_is_not_asked_whether_it_takes_the_rows",
         Section.OWN,
         "a checkpoint is decided that one of the tables then refuses, while another shows it",
-        rewrite(Edit(RunningStage._take, "if isinstance(sink, CheckingSink)", "if isinstance(sink, type(None))")),
+        rewrite(Edit(RunningStage._check, "if part.checked is None and isinstance", "if False and isinstance")),
         played_properties.what_a_table_would_refuse_is_not_decided,
     ),
     # -- ids and announcements

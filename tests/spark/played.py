@@ -62,11 +62,15 @@ class CountingTable(tg.DeltaTable):
         self.may_commit.set()
         self.may_check = threading.Event()
         self.may_check.set()
+        self.is_checking = threading.Event()
         self.refusal = ""
         """Why it takes no rows, if it does not."""
 
     def check_commit(self, place: SinkPlace, committable: Committable) -> None:  # noqa: ARG002
-        assert self.may_check.wait(20)
+        self.is_checking.set()
+        is_allowed = self.may_check.wait(20)
+        self.is_checking.clear()
+        assert is_allowed
         if self.refusal:
             raise SinkFailed(self.refusal)
 

@@ -80,3 +80,14 @@ def test_a_commit_that_does_not_end_is_a_failure_of_its_sink_and_a_stop_does_not
         pipeline.generation.stop()
         assert not pipeline.table.may_commit.is_set()
         pipeline.table.may_commit.set()
+
+
+def test_a_stop_does_not_wait_for_a_check_that_does_not_end(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        pipeline.table.may_check.clear()
+        checkpoint_id = pipeline.generation.trigger()
+        pipeline.poll_until(pipeline.table.is_checking.is_set)
+        pipeline.generation.stop()
+        assert pipeline.table.is_checking.is_set()
+        assert not pipeline.generation.completed(checkpoint_id), "its rows were not found to fit"

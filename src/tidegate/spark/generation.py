@@ -1,8 +1,8 @@
 """One generation of a pipeline on Spark: its stages, and the checkpoints that are taken of them.
 
 A single control thread polls the stages, the coordinator and the sinks in turn; there are no locks. What takes time
-happens beside it: snapshots on a thread per stage, commits on a thread each, cleaning up on one of its own, and
-pausing sources and letting them go on.
+happens beside it: snapshots on a thread per stage, checks and commits on a thread each, cleaning up on one of its own,
+and pausing sources and letting them go on.
 """
 
 from __future__ import annotations

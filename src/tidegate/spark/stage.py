@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -44,6 +44,7 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
 )
+from tidegate.spark.beside import beside
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
@@ -120,6 +121,7 @@ class _Part:
     __slots__ = (
         "barrier_ms",
         "captured",
+        "checked",
         "committable",
         "cut",
         "output_sequence",
@@ -140,6 +142,8 @@ class _Part:
         self.snapshot: Future[tuple[tuple[SnapshotFile, ...], int, int]] | None = None
         self.synced: Future[None] | None = None
         """Of what was captured in flight."""
+        self.checked: Future[None] | None = None
+        """Of what the table is to take."""
 
 
 def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable[Concatenate[RunningStage, P], T]:
@@ -641,12 +645,7 @@ class RunningStage:
         committable = None if part.committable is None else decode_committable(part.committable)
         if self._place.fsync:
             self._sync(cut, files, () if committable is None else committable.files)
-        snapshot_ms = (time.monotonic_ns() - started) // 1_000_000
-        # After the snapshot, because Spark deletes what that needs when the stage has run on for long.
-        sink, place = self.definition.sink, self._place.sink
-        if isinstance(sink, CheckingSink) and place is not None and committable is not None:
-            sink.check_commit(place, committable)
-        return files, new_bytes, snapshot_ms
+        return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
 
     def _sync(self, cut: Cut, files: Iterable[SnapshotFile], staged: Iterable[StagedFile]) -> None:
         named = {self._place.paths.absolute(file.stored) for file in files} | {Path(file.path) for file in staged}
@@ -657,15 +656,12 @@ class RunningStage:
 
     def _finish_parts(self) -> None:
         for checkpoint_id, part in tuple(self._parts.items()):
-            if part.captured is None or part.snapshot is None or not part.snapshot.done():
+            if part.captured is None or part.snapshot is None:
                 continue
-            error = part.snapshot.exception()
-            if error is None and part.captured and self._place.fsync:
-                if part.synced is None:
-                    part.synced = self._uploads.submit(self._sync_in_flight, self._in_flight(part))
-                if not part.synced.done():
-                    continue
-                error = part.synced.exception()
+            step = self._step(part, part.snapshot)
+            if not step.done():
+                continue
+            error = step.exception()
             if isinstance(error, NotForced):
                 # The next checkpoint would name the same files: only from the last one on all of them are whole.
                 raise StageFailed(self.name, f"its files could not be forced to the disk: {error}")
@@ -673,12 +669,41 @@ class RunningStage:
                 del self._parts[checkpoint_id]
                 if isinstance(error, ConflictingRows):
                     raise error  # the next checkpoint would meet the same rows
-                why = str(error) if isinstance(error, SinkFailed) else f"the snapshot could not be stored: {error}"
-                self._decline(self.name, checkpoint_id, why)
+                what = "the snapshot could not be stored" if part.checked is None else "its rows could not be checked"
+                self._decline(
+                    self.name, checkpoint_id, str(error) if isinstance(error, SinkFailed) else f"{what}: {error}"
+                )
                 continue
             snapshot = self._snapshot_of(part)
             part.snapshot = None
             self._report(self.name, checkpoint_id, snapshot)
+
+    def _step(self, part: _Part, snapshot: Future[Any]) -> Future[Any]:
+        """What a part of a checkpoint waits for, one after the other; what has failed; or, if all is done, the last."""
+        step = snapshot
+        for begin in (self._force_in_flight, self._check):
+            if not step.done() or step.exception() is not None:
+                break
+            step = begin(part) or step
+        return step
+
+    def _force_in_flight(self, part: _Part) -> Future[None] | None:
+        if part.synced is None and part.captured and self._place.fsync:
+            part.synced = self._uploads.submit(self._sync_in_flight, self._in_flight(part))
+        return part.synced
+
+    def _check(self, part: _Part) -> Future[None] | None:
+        """Ask the table, if it can tell, whether it takes what was sealed.
+
+        After the snapshot, because Spark deletes what that needs when the stage has run on for long. On a thread of its
+        own: a table that hangs must not keep a run from stopping.
+        """
+        sink, place, sealed = self.definition.sink, self._place.sink, part.committable
+        if part.checked is None and isinstance(sink, CheckingSink) and place is not None and sealed is not None:
+            part.checked = beside(
+                f"tidegate-check-{self.name}", lambda: sink.check_commit(place, decode_committable(sealed))
+            )
+        return part.checked
 
     def _in_flight(self, part: _Part) -> dict[str, tuple[Segment, ...]]:
         return {
