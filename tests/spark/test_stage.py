@@ -9,11 +9,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
+from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.sinks.contract import decode_committable
+from tidegate.spark.generation import Bounds
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.spark.stage import RunningStage, cause_of
 from tidegate.storage.inspection import examine
@@ -348,3 +351,17 @@ def test_a_table_that_would_refuse_the_rows_stops_the_checkpoint_and_not_the_nex
         pipeline.one_batch_each()
         pipeline.checkpoint()
         assert pipeline.table.batches == [0, 1]
+
+
+def test_a_source_that_fails_while_it_is_being_paused_is_told_by_its_own_cause(tmp_path: Path) -> None:
+    said = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted\nTraceback (most recent call last):\n"
+    failure = StreamingQueryException(message=f'{said}  File "a.py", line 1\nValueError: a row cannot be read\n')
+    with played(tmp_path, bounds=Bounds(BacklogBound(max_segments=1))) as pipeline:
+        failing = waiting()
+        failing.exception = lambda: failure
+        pipeline.generation.stages["rows"].query = failing
+        pipeline.generation.may_pause("rows", lambda _checkpoint, _output: waiting())
+        pipeline.played["rows"].run_batch()
+        pipeline.played["rows"].run_batch()
+        with pytest.raises(StageFailed, match=r"^stage 'rows' failed: ValueError: a row cannot be read$"):
+            pipeline.poll_until(lambda: False)

@@ -16,8 +16,10 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tidegate.errors import StageFailed, first_line
-from tidegate.spark.stage import RunningStage
+from pyspark.errors import StreamingQueryException
+
+from tidegate.errors import StageFailed
+from tidegate.spark.stage import RunningStage, cause_of
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.paths import RootPaths
 
@@ -103,8 +105,10 @@ class PausableSource:
         error = change.exception()
         if error is None:
             return True
+        if isinstance(error, StreamingQueryException):  # it has failed before it could be stopped
+            raise StageFailed(self._stage.name, cause_of(error)) from error
         what = "paused" if self._phase is _Phase.STOPPING else "started again after a pause"
-        raise StageFailed(self._stage.name, f"its query could not be {what}: {first_line(error)}") from error
+        raise StageFailed(self._stage.name, f"its query could not be {what}: {cause_of(error)}") from error
 
     @property
     def started(self) -> StreamingQuery | None:
