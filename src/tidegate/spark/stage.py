@@ -664,7 +664,10 @@ class RunningStage:
             error = step.exception()
             if isinstance(error, NotForced):
                 # The next checkpoint would name the same files: only from the last one on all of them are whole.
-                raise StageFailed(self.name, f"its files could not be forced to the disk: {error}")
+                raise StageFailed(
+                    self.name,
+                    f"its files could not be forced to the disk: {error}; look at the disk, or do without: --no-fsync",
+                )
             if error is not None:
                 del self._parts[checkpoint_id]
                 if isinstance(error, ConflictingRows):
