@@ -355,6 +355,13 @@ OWN_DEFECTS: Final = (
         played_properties.a_sink_whose_table_is_late_waits_behind_a_barrier,
     ),
     Mutant(
+        "abandoned_attempts_are_never_looked_at",
+        Section.OWN,
+        "what a source leaves behind at each pause stays for as long as the generation lives",
+        rewrite(Edit(RunningStage.take_abandoned, "< self._live_attempt:", "< 0:")),
+        played_properties.what_is_written_late_into_an_abandoned_attempt_is_removed,
+    ),
+    Mutant(
         "a_paused_source_goes_on_where_it_was_stopped",
         Section.OWN,
         "the batch that a pause has hit is run again in the folders in which it was tried",

@@ -110,30 +110,37 @@ def a_sink_whose_table_is_late_waits_behind_a_barrier() -> None:
         comes_true(pipeline, lambda: generation.is_settled, "the table shows all")
 
 
+def pause_once(pipeline: PlayedPipeline) -> list[tuple[Path, Path]]:
+    """The source is paused, in a batch that is in the sink's log and not committed, and goes on. Returns where."""
+    generation, rows = pipeline.generation, pipeline.generation.stages["rows"]
+    first = pipeline.played["rows"]
+    started: list[tuple[Path, Path]] = []
+
+    def start(checkpoint: Path, output: Path) -> Any:
+        started.append((checkpoint, output))
+        return query()
+
+    def query() -> Any:
+        return SimpleNamespace(isActive=True, stop=lambda: None, exception=lambda: None)
+
+    rows.query = query()
+    generation.may_pause("rows", start)
+    segments = run_ahead(pipeline, _BOUND + 1)
+    write_whole(first.checkpoint / "offsets" / str(first.batches), ["{}"])
+    write_whole(first.output / METADATA / str(first.batches), [])
+    comes_true(pipeline, lambda: rows.query is None, "the source is paused")
+    for path in segments:
+        pipeline.played["middle"].run_batch(path)
+    comes_true(pipeline, lambda: rows.query is not None, "the source goes on")
+    return started
+
+
 def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
     """The worst moment: its outcome is in the sink's log, and it is not committed."""
     with bounded() as pipeline:
-        generation, rows = pipeline.generation, pipeline.generation.stages["rows"]
-        first = pipeline.played["rows"]
-        started: list[tuple[Path, Path]] = []
-
-        def start(checkpoint: Path, output: Path) -> Any:
-            started.append((checkpoint, output))
-            return query()
-
-        def query() -> Any:
-            return SimpleNamespace(isActive=True, stop=lambda: None, exception=lambda: None)
-
-        rows.query = query()
-        generation.may_pause("rows", start)
-        segments = run_ahead(pipeline, _BOUND + 1)
+        rows, first = pipeline.generation.stages["rows"], pipeline.played["rows"]
+        started = pause_once(pipeline)
         number = first.batches
-        write_whole(first.checkpoint / "offsets" / str(number), ["{}"])
-        write_whole(first.output / METADATA / str(number), [])
-        comes_true(pipeline, lambda: rows.query is None, "the source is paused")
-        for path in segments:
-            pipeline.played["middle"].run_batch(path)
-        comes_true(pipeline, lambda: rows.query is not None, "the source goes on")
         assert len(started) == 1
         checkpoint, output = started[0]
         assert checkpoint != first.checkpoint
@@ -141,6 +148,25 @@ def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
         assert (checkpoint / "commits" / str(number - 1)).is_file()
         assert [path.name for path in (output / METADATA).iterdir()] == [str(number - 1)]
         assert (rows.checkpoint, rows.output) == started[0]
+
+
+def what_is_written_late_into_an_abandoned_attempt_is_removed() -> None:
+    """As Spark's upkeep of state does, a minute after its query was stopped."""
+    with bounded() as pipeline:
+        abandoned = pipeline.played["rows"].checkpoint
+        pause_once(pipeline)
+        sink = pipeline.played["table"]
+        for path in sorted(pipeline.played["middle"].output.glob("*.parquet")):
+            sink.run_batch(path)
+        pipeline.generation.poll()
+        for _ in range(3):
+            pipeline.checkpoint()
+        assert not abandoned.exists()
+        (abandoned / "state").mkdir(parents=True)
+        (abandoned / "state" / "late.zip").touch()
+        for _ in range(3):
+            pipeline.checkpoint()
+        assert not abandoned.exists(), "what a stage that is paused often leaves would grow for ever"
 
 
 def a_checkpoint_goes_on_after_what_its_table_was_seen_to_show() -> None:

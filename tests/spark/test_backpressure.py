@@ -115,8 +115,9 @@ def test_a_slow_stage_holds_back_all_before_it_and_nothing_is_lost_or_doubled(
     assert pausing.longest_lag <= BOUND + 8
     assert {"spark-2", "spark-3", "spark-4"} <= pausing.attempts
     stage = next((tmp_path / "root" / "generations").glob("000003/stages/rows"))
-    left = {path.name for path in stage.iterdir()}
-    assert len([name for name in left if name.startswith("spark")]) <= 2, f"abandoned attempts are cleaned up: {left}"
+    # Spark's upkeep of state may still have written there since.
+    left = [path.parent.name for path in stage.glob("spark*/commits")]
+    assert len(left) <= 2, f"abandoned attempts are cleaned up: {left}"
 
 
 def test_a_table_that_is_late_holds_its_sink_back_but_not_from_a_barrier(tmp_path: Path, spark: SparkSession) -> None:

@@ -88,7 +88,7 @@ class PausableSource:
             case _Phase.STARTING:
                 if self._ended(self._starting):
                     assert self._starting is not None
-                    stage.move_to(*self._folders, self._starting.result())
+                    stage.move_to(self._attempt, *self._folders, self._starting.result())
                     self._phase = _Phase.RUNNING
                     reached(Step.SOURCE_GOES_ON)
                     _log.debug("source %s goes on after batch %d", stage.name, stage.batch)

@@ -69,7 +69,7 @@ from tidegate.storage.disk import NotForced, sync
 from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
-from tidegate.storage.paths import RootPaths
+from tidegate.storage.paths import RootPaths, attempt_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -199,7 +199,7 @@ class RunningStage:
         start = place.start
         self.checkpoint = place.paths.absolute(place.paths.spark_checkpoint(place.generation, self.name))
         self.output = place.output
-        self._abandoned: list[tuple[Path, Path]] = []
+        self._live_attempt = 1
         self._channels = {name: channels[name] for name in definition.inputs}
         self.channel = channels[self.name]
         self._cursors = dict.fromkeys(definition.inputs, 0)
@@ -554,26 +554,28 @@ class RunningStage:
         self._snapshotter.rebuild(self.checkpoint, checkpoint, self.batch)
         restore_output(output, self.batch)
 
-    def move_to(self, checkpoint: Path, output: Path, query: StreamingQuery) -> None:
+    def move_to(self, attempt: int, checkpoint: Path, output: Path, query: StreamingQuery) -> None:
         """Another attempt runs the stage from here on."""
-        old = (self.checkpoint, self.output)
         # Behind the snapshots that are still to be taken of the old one.
-        self._uploads.submit(self._abandoned.append, old)
+        self._uploads.submit(setattr, self, "_live_attempt", attempt)
         self.checkpoint, self.output, self.query = checkpoint, output, query
         self._trimmed_at = self.batch
 
     def take_abandoned(self) -> list[str]:
-        """What abandoned attempts have left but segments. Called from the clean-up thread, after `take_consumed`."""
+        """What abandoned attempts have left but segments. Called from the clean-up thread, after `take_consumed`.
+
+        All of them are looked at each time: Spark's upkeep of state still writes there a minute later.
+        """
+        if self._live_attempt == 1:
+            return []
         segments = {file.path for segment in tuple(self._written_segments) for file in segment.files}
         segments.update(self._unreclaimed)
         found: list[str] = []
-        for attempt in tuple(self._abandoned):
-            names = [self._place.paths.relative(path) for folder in attempt for path in files_under(folder)]
-            found += [name for name in names if name not in segments]
-            for folder in attempt:
+        for folder in self._place.folder(self.name).iterdir():
+            if (attempt_of(folder.name) or self._live_attempt) < self._live_attempt:
                 remove_empty_folders(folder)
-            if not any(folder.exists() for folder in attempt):
-                self._abandoned.remove(attempt)
+                names = map(self._place.paths.relative, files_under(folder))
+                found += [name for name in names if name not in segments]
         return found
 
     # -- checkpoints ------------------------------------------------------------------------------

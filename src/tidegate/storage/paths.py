@@ -106,3 +106,9 @@ class RootPaths:
 def _suffix(attempt: int) -> str:
     """The first attempt of a stage in a generation is all that most have."""
     return "" if attempt == 1 else f"-{attempt}"
+
+
+def attempt_of(folder: str) -> int | None:
+    """The attempt whose folder in the stage's has this name; None: it is of none."""
+    name, _, number = folder.partition("-")
+    return int(number or 1) if name in ("spark", "output") else None
