@@ -105,21 +105,25 @@ def test_a_claim_may_be_made_again(decisions: StoredDecisions) -> None:
     assert len(decisions.read()) == 1
 
 
+def exactly_one_of_many_opens(folder: Path, racers: int = 6) -> None:
+    """All of them claim the next generation at the same time."""
+    together = threading.Barrier(racers)
+
+    def claim(racer: int) -> ClaimAnswer:
+        mine = StoredDecisions(Store(folder))
+        log = mine.read()
+        together.wait()
+        return mine.claim(log.opening(f"racer-{racer}", None))[0]
+
+    with ThreadPoolExecutor(racers) as threads:
+        answers = list(threads.map(claim, range(racers)))
+    assert answers.count(ClaimAnswer.WON) == 1
+    assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
+
+
 def test_of_many_that_claim_one_slot_exactly_one_wins(tmp_path: Path) -> None:
-    racers = 6
     for round_number in range(5):
-        together = threading.Barrier(racers)
-
-        def claim(racer: int, together: threading.Barrier = together) -> ClaimAnswer:
-            mine = StoredDecisions(Store(tmp_path))
-            log = mine.read()
-            together.wait()
-            return mine.claim(log.opening(f"racer-{racer}", None))[0]
-
-        with ThreadPoolExecutor(racers) as threads:
-            answers = list(threads.map(claim, range(racers)))
-        assert answers.count(ClaimAnswer.WON) == 1
-        assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
+        exactly_one_of_many_opens(tmp_path)
         assert StoredDecisions(Store(tmp_path)).read().generation == round_number + 1
 
 
@@ -208,22 +212,10 @@ def test_a_record_that_is_torn_and_followed_by_another_is_damage(
 
 
 def test_of_many_that_find_a_torn_record_exactly_one_goes_on_behind_it(tmp_path: Path) -> None:
-    racers = 6
     for round_number in range(5):
         last = StoredDecisions(Store(tmp_path)).read().next_slot
         Store(tmp_path).put(RootPaths.decision(last), b"")
-        together = threading.Barrier(racers)
-
-        def claim(racer: int, together: threading.Barrier = together) -> ClaimAnswer:
-            mine = StoredDecisions(Store(tmp_path))
-            log = mine.read()
-            together.wait()
-            return mine.claim(log.opening(f"racer-{racer}", None))[0]
-
-        with ThreadPoolExecutor(racers) as threads:
-            answers = list(threads.map(claim, range(racers)))
-        assert answers.count(ClaimAnswer.WON) == 1
-        assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
+        exactly_one_of_many_opens(tmp_path)
         log = StoredDecisions(Store(tmp_path)).read()
         assert log.generation == 2 * (round_number + 1), "one for the torn record, which may have opened it"
 

@@ -54,7 +54,6 @@ class PausableSource:
         self._attempt = 1
         self._stopping: Future[None] | None = None
         self._starting: Future[StreamingQuery] | None = None
-        self.pauses = 0
 
     @property
     def _folders(self) -> tuple[Path, Path]:
@@ -76,7 +75,6 @@ class PausableSource:
                     self._phase = _Phase.STOPPING
             case _Phase.STOPPING:
                 if self._ended(self._stopping):
-                    self.pauses += 1
                     self._phase = _Phase.PAUSED
                     reached(Step.SOURCE_PAUSED)
                     _log.debug("source %s is paused after batch %d", stage.name, stage.batch)

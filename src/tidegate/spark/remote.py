@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import enum
 import logging
-import os
 import time
 import uuid
 from contextlib import suppress
@@ -30,6 +29,7 @@ import msgspec
 from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
 from tidegate.protocol.coordinator import Phase
 from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, status_of
+from tidegate.storage.files import write_whole
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
 
@@ -118,7 +118,7 @@ class Remote:
         if known is not None and (known.generation or 0) > (status.generation or 0) and status.generation is not None:
             return  # another run took over: what it says counts
         try:
-            _write_whole(self._paths.status, msgspec.json.encode(status))
+            write_whole(self._paths.status, msgspec.json.encode(status))
         except OSError as error:
             _log.debug("could not write %s: %s", self._paths.status, error)
 
@@ -179,7 +179,7 @@ class Remote:
     def _answer(self, name: str, answer: Answer) -> None:
         self._answered[name] = time.monotonic()
         try:
-            _write_whole(self._paths.requests / f"{name}{_ANSWER}", msgspec.json.encode(answer))
+            write_whole(self._paths.requests / f"{name}{_ANSWER}", msgspec.json.encode(answer))
         except OSError as error:
             _log.debug("could not answer request %s: %s", name, error)
 
@@ -196,13 +196,6 @@ def _remove(*paths: Path) -> None:
     for path in paths:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """So that a reader sees all of it or nothing."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    hidden.write_bytes(data)
-    hidden.rename(path)
 
 
 # -- from outside ---------------------------------------------------------------------------------
@@ -280,7 +273,7 @@ def _make_request(request: Path) -> None:
     try:
         if not request.exists():
             request.parent.mkdir(exist_ok=True)
-            _write_whole(request, b"{}")
+            write_whole(request, b"{}")
     except OSError as error:
         raise RequestFailed(
             f"the run cannot be asked: {error.strerror}: {request.parent} must be a folder that you may write"

@@ -23,7 +23,7 @@ import msgspec
 
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
-from tidegate.storage.files import checksum, link
+from tidegate.storage.files import checksum, link, write_whole
 from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
 
@@ -296,9 +296,7 @@ def keep_first_position(paths: RootPaths, generation: int, stage: str, streams: 
     """
     note = paths.absolute(paths.source_streams(generation, stage))
     note.parent.mkdir(parents=True, exist_ok=True)
-    hidden = note.with_name(f".{note.name}.tmp")
-    hidden.write_bytes(msgspec.json.encode(streams))
-    hidden.rename(note)
+    write_whole(note, msgspec.json.encode(streams))
     first = first_position(paths, generation, stage)
     checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
     for path in () if first is None else first.files:

@@ -72,6 +72,13 @@ def remove_empty_folders(folder: Path) -> None:
             Path(parent).rmdir()
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """So that a reader sees all of it or nothing."""
+    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    hidden.write_bytes(data)
+    hidden.rename(path)
+
+
 def checksum(path: Path) -> tuple[int, str]:
     """A file's size and SHA-256."""
     with path.open("rb") as file:
