@@ -17,6 +17,7 @@ import pytest
 from tests.cli.harness import live_run, tidegate, wait_until
 from tidegate.spark.remote import Life, look
 from tidegate.storage.paths import RootPaths
+from tools import reference
 from tools.diagrams import rendered
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,8 @@ ON_A_ROOT = (
     "tidegate checkpoints 42 --root state/orders",
     "tidegate verify --root state/orders",
     "tidegate graph orders.py",
+    "tidegate graph --root state/orders",
+    "tidegate checkpoints --root state/orders --json",
 )
 
 
@@ -183,7 +186,14 @@ def test_the_generated_parts_of_the_architecture_are_up_to_date() -> None:
     assert text == rendered(text), "run ./dev docs"
 
 
-@pytest.mark.parametrize("path", [*sorted(ROOT.glob("*.md")), *GUIDES], ids=lambda path: path.name)
+def test_the_reference_is_up_to_date() -> None:
+    for name, text in reference.files().items():
+        assert (reference.FOLDER / name).read_text(encoding="utf-8") == text, "run ./dev docs"
+
+
+@pytest.mark.parametrize(
+    "path", [*sorted(ROOT.glob("*.md")), *GUIDES, *sorted(reference.FOLDER.glob("*.md"))], ids=lambda path: path.name
+)
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.spark.played import PlayedPipeline, played
+from tidegate.protocol.recovery import checkpoint_name
 from tidegate.spark.remote import Remote
+from tidegate.spark.status import CheckpointState, CheckpointStatus
 from tidegate.storage.lock import RootLock
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
@@ -20,6 +22,25 @@ TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 def tidegate(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [TIDEGATE, *(str(each) for each in arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+
+
+def ended_checkpoint(number: int, state: CheckpointState = "complete", why: str | None = None) -> CheckpointStatus:
+    """What a run tells of one."""
+    return CheckpointStatus(
+        checkpoint=checkpoint_name(number),
+        state=state,
+        aligned=True,
+        full=False,
+        drain=False,
+        generation=1,
+        epoch=number,
+        attempt=1,
+        triggered_at="2026-01-02T03:04:05.000+00:00",
+        duration_ms=10,
+        new_bytes=1,
+        total_bytes=1,
+        why=why,
+    )
 
 
 def make_root(folder: Path, checkpoints: int) -> Path:

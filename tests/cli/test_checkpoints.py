@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.harness import TIDEGATE, make_root, tidegate
+from tests.cli.harness import TIDEGATE, ended_checkpoint, make_root, tidegate
 from tests.spark.played import played
 from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
 from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.spark.root import Root
-from tidegate.spark.status import CheckpointStatus, Observer
+from tidegate.spark.status import Observer
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths
@@ -73,7 +73,7 @@ def test_the_list_for_scripts_has_the_same_in_bytes_and_milliseconds(made: Path)
     assert found["pipeline"] == "flat"
     last = found["checkpoints"][-1]
     assert last["checkpoint"] == "ckpt-000005"
-    assert last["kind"] == "aligned"
+    assert (last["aligned"], last["full"], last["drain"]) == (True, False, False)
     assert last["state"] == "complete"
     assert last["new_bytes"] < last["total_bytes"]
     assert last["in_flight_bytes"] == 0
@@ -91,12 +91,13 @@ def test_one_checkpoint_is_shown_stage_by_stage_however_it_is_named(made: Path, 
     assert 'source rows stands at {"logOffset":3}' in done.stdout
 
 
-def test_one_checkpoint_for_scripts_is_its_manifest(made: Path) -> None:
+def test_one_checkpoint_for_scripts_has_its_stages_and_the_positions_of_its_sources(made: Path) -> None:
     found = json.loads(tidegate("checkpoints", "5", "--root", made, "--json").stdout)
-    assert found["checkpoint"] == "ckpt-000005"
-    assert found["stages"]["rows"]["cut"] == 4
-    assert found["stages"]["rows"]["source_positions"] == ['{"logOffset":4}']
-    assert found["shape"]["table"]["inputs"] == ["middle"]
+    assert found["checkpoint"]["checkpoint"] == "ckpt-000005"
+    assert found["checkpoint"]["stages"]["rows"]["cut"] == 4
+    assert found["source_positions"] == {"rows": ['{"logOffset":4}']}
+    assert found["graph"]["table"]["inputs"] == ["middle"]
+    assert (made / found["manifest"]).is_file()
 
 
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(made: Path) -> None:
@@ -142,7 +143,7 @@ def test_a_damaged_manifest_is_listed_as_such(root: Path) -> None:
 
 def test_a_reason_with_brackets_is_shown_as_it_is(root: Path) -> None:
     why = "could not store [/data/x] of [state]"
-    aborted = CheckpointStatus("ckpt-000009", "aborted", True, 1, 1, "2026-01-02T03:04:05+00:00", 1, 1, 1, why)
+    aborted = ended_checkpoint(9, "aborted", why)
     status = msgspec.structs.replace(Observer("flat").status, checkpoints=(aborted,))
     RootPaths(root).status.write_bytes(msgspec.json.encode(status))
     done = tidegate("checkpoints", "--root", root)
@@ -162,8 +163,8 @@ def test_a_damaged_log_is_told_in_one_line(root: Path) -> None:
 
 def test_a_log_that_is_gone_is_damage_and_not_a_root_without_a_checkpoint(root: Path) -> None:
     shutil.rmtree(root / "decisions")
-    for arguments in (("checkpoints", "--root"), ("verify", "--root"), ("status", "--root"), ("graph",)):
-        done = tidegate(*arguments, root)
+    for command in ("checkpoints", "verify", "status", "graph"):
+        done = tidegate(command, "--root", root)
         assert done.returncode == 4
         assert done.stdout == ""
         assert done.stderr.startswith(f"error: {root} holds files of pipeline 'flat' but no decision log")
@@ -288,7 +289,6 @@ def test_looking_changes_nothing(root: Path) -> None:
         return {path: path.stat().st_mtime_ns for path in (root, *root.rglob("*"))}
 
     before = seen()
-    for arguments in (("checkpoints",), ("checkpoints", "5"), ("verify",), ("status",)):
+    for arguments in (("checkpoints",), ("checkpoints", "5"), ("verify",), ("status",), ("graph",)):
         tidegate(*arguments, "--root", root)
-    tidegate("graph", root)
     assert seen() == before

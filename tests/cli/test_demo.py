@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tidegate.cli.demo import Difference, Rows, compare, demo_command, take_open_windows
+from tidegate.cli.answers import ComparedTable
+from tidegate.cli.demo import Rows, compare, demo_command, take_open_windows
 from tidegate.errors import InvalidConfig
 
 WANTED: Rows = Counter({(1, "DE"): 1, (2, "FR"): 2, (3, "IT"): 1})
 
 
 def test_what_is_as_it_should_be_has_no_difference() -> None:
-    assert compare(WANTED, Counter(WANTED)) == Difference(0, 0, 0)
+    assert compare(WANTED, Counter(WANTED)) == ComparedTable(4, 4, 0, 0, 0)
 
 
 def test_a_row_that_is_lost_doubled_or_made_up_is_counted_as_such() -> None:
-    assert compare(WANTED, WANTED - Counter({(2, "FR"): 1})) == Difference(1, 0, 0)
-    assert compare(WANTED, WANTED + Counter({(2, "FR"): 3})) == Difference(0, 3, 0)
-    assert compare(WANTED, WANTED + Counter({(9, "PL"): 2})) == Difference(0, 0, 2)
+    assert compare(WANTED, WANTED - Counter({(2, "FR"): 1})) == ComparedTable(4, 3, 1, 0, 0)
+    assert compare(WANTED, WANTED + Counter({(2, "FR"): 3})) == ComparedTable(4, 7, 0, 3, 0)
+    assert compare(WANTED, WANTED + Counter({(9, "PL"): 2})) == ComparedTable(4, 6, 0, 0, 2)
 
 
 def test_only_windows_that_the_watermark_has_not_passed_are_still_open() -> None:

@@ -116,7 +116,7 @@ def test_a_command_that_only_looks_brings_in_neither_spark_nor_delta(tmp_path: P
         ["verify", "--root", str(root)],
         ["status", "--root", str(root)],
         ["checkpoint", "--root", str(root)],
-        ["graph", str(root)],
+        ["graph", "--root", str(root)],
         ["--help"],
     ):
         assert heavy_modules(arguments) == [], arguments

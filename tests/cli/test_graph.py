@@ -217,16 +217,16 @@ def test_a_pipeline_is_drawn_from_its_file(tmp_path: Path) -> None:
 def test_a_root_is_drawn_as_of_its_newest_checkpoint(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
     edges = {("rows", "middle"), ("middle", "table")}
-    assert Reader(tidegate("graph", root).stdout, {"rows", "middle", "table"}).edges() == edges
-    assert tidegate("graph", root, "--format", "mermaid").stdout.startswith("flowchart LR\n")
-    assert tidegate("graph", root, "--format", "svg", "--out", tmp_path / "g.svg").stdout == ""
+    assert Reader(tidegate("graph", "--root", root).stdout, {"rows", "middle", "table"}).edges() == edges
+    assert tidegate("graph", "--root", root, "--format", "mermaid").stdout.startswith("flowchart LR\n")
+    assert tidegate("graph", "--root", root, "--format", "svg", "--out", tmp_path / "g.svg").stdout == ""
     assert "pipeline flat" in (tmp_path / "g.svg").read_text(encoding="utf-8")
 
 
 def test_a_root_of_another_pipeline_than_the_one_that_was_named_is_not_drawn(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
-    assert tidegate("graph", root, "--pipeline", "flat").returncode == 0
-    done = tidegate("graph", root, "--pipeline", "orders")
+    assert tidegate("graph", "--root", root, "--pipeline", "flat").returncode == 0
+    done = tidegate("graph", "--root", root, "--pipeline", "orders")
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"error: {root} belongs to pipeline 'flat', not to 'orders'; name its own or none\n"
 
@@ -240,7 +240,7 @@ def test_a_drawing_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) ->
 
 def test_a_root_without_a_checkpoint_cannot_be_drawn_and_says_what_can(tmp_path: Path) -> None:
     Root(tmp_path / "root", "flat")
-    done = tidegate("graph", tmp_path / "root")
+    done = tidegate("graph", "--root", tmp_path / "root")
     assert done.returncode == 3
     assert "tidegate graph FILE" in done.stderr
 

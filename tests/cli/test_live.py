@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from tests.cli.harness import TIDEGATE, tidegate, wait_until
+from tests.cli.strict import answered, told
 from tests.test_documents import example
+from tidegate.cli.answers import (
+    CheckpointEvent,
+    EndedEvent,
+    StagesEvent,
+    StatusAnswer,
+    StoppingEvent,
+    TakenAnswer,
+)
 
 RUN = "tidegate run orders.py --root state/orders"
 ROOT = Path("state/orders")
@@ -48,13 +57,14 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
             put(tmp_path, 100)
             wait_until(lambda: rows(tmp_path, "large_orders") == 200)
 
-            taken = json.loads(asked("checkpoint", "--root", str(ROOT), "--json").stdout)
-            assert taken["checkpoint"] == "ckpt-000001"
-            assert taken["new_bytes"] > 0
+            taken = answered(asked("checkpoint", "--root", str(ROOT), "--json").stdout)
+            assert isinstance(taken, TakenAnswer)
+            assert taken.checkpoint.checkpoint == "ckpt-000001"
+            assert taken.checkpoint.new_bytes
             assert "ckpt-000001" in asked("checkpoints", "--root", str(ROOT)).stdout
             assert "source orders stands at" in asked("checkpoints", "1", "--root", str(ROOT)).stdout
             assert "intact" in asked("verify", "--root", str(ROOT)).stdout
-            assert "large_orders" in asked("graph", str(ROOT)).stdout
+            assert "large_orders" in asked("graph", "--root", str(ROOT)).stdout
             said = asked("status", "--root", str(ROOT)).stdout
             assert f"process {run.pid}" in said
             assert "revenue" in said
@@ -68,13 +78,17 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
         finally:
             run.kill()
     assert run.returncode == 0
-    events = [json.loads(line) for line in output.splitlines()]
-    told = [event for event in events if event["event"] == "checkpoint"]
-    assert [(event["checkpoint"], event["state"]) for event in told] == [
-        ("ckpt-000001", "complete"),
-        ("ckpt-000002", "complete"),
-    ]
-    assert told[0]["new_bytes"] == taken["new_bytes"]
+    events = told(output)
+    checkpoints = [event.checkpoint for event in events if isinstance(event, CheckpointEvent)]
+    complete = [checkpoint for checkpoint in checkpoints if checkpoint.state == "complete"]
+    assert [checkpoint.checkpoint for checkpoint in complete] == ["ckpt-000001", "ckpt-000002"]
+    assert {checkpoint.state for checkpoint in checkpoints} <= {"committing", "complete"}
+    assert complete[0] == taken.checkpoint
+    assert complete[1].drain
+    kinds = [type(event) for event in events if not isinstance(event, CheckpointEvent | StagesEvent)]
+    assert kinds == [StoppingEvent, EndedEvent]
+    assert isinstance(events[-1], EndedEvent)
+    assert events[-1].why == "it was told to stop"
     stopped = tidegate("status", "--root", ROOT, cwd=tmp_path)
     assert stopped.returncode == 6
     assert "because it was told to stop" in stopped.stdout
@@ -82,13 +96,16 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
 
 
 def state(folder: Path) -> str:
-    found: str = json.loads(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)["run"]["state"]
-    return found
+    found = answered(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)
+    assert isinstance(found, StatusAnswer)
+    return "" if found.run is None else found.run.state
 
 
 def rows(folder: Path, stage: str) -> int:
-    found = json.loads(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)
-    return int(found["run"]["stages"][stage]["rows"])
+    found = answered(tidegate("status", "--root", ROOT, "--json", cwd=folder).stdout)
+    assert isinstance(found, StatusAnswer)
+    assert found.run is not None
+    return found.run.stages[stage].rows
 
 
 @pytest.mark.slow

@@ -47,11 +47,11 @@ def test_a_broken_guarantee_is_told_with_the_command_that_replays_it(monkeypatch
 
     monkeypatch.setattr(Aligner, "on_time", broken)
     tally = run_chunk(5, 2)
-    assert [failure["replay"] for failure in tally.failures] == [
+    assert [failure.replay for failure in tally.failures] == [
         "tidegate simulate --seed 5",
         "tidegate simulate --seed 6",
     ]
-    assert "broken on purpose" in str(tally.failures[0]["failure"])
+    assert "broken on purpose" in tally.failures[0].failure
 
 
 def test_a_failure_with_brackets_is_shown_as_it_is(

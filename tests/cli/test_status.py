@@ -62,8 +62,8 @@ def test_a_checkpoint_is_taken_when_it_is_asked_for(tmp_path: Path) -> None:
         assert done.stdout.startswith("ckpt-000001 complete in ")
         assert taken(run) == 1
         found = json.loads(tidegate("checkpoint", "--root", run.root, "--json").stdout)
-        assert found["checkpoint"] == "ckpt-000002"
-        assert found["state"] == "complete"
+        assert found["checkpoint"]["checkpoint"] == "ckpt-000002"
+        assert found["checkpoint"]["state"] == "complete"
         # Both of the asker's files are gone.
         assert list((run.root / "requests").iterdir()) == []
 
@@ -80,13 +80,17 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
             wait_until(lambda: len(list((run.root / "requests").glob("*.request"))) == 2)
             progress = json.loads(tidegate("status", "--root", run.root, "--json").stdout)["run"]["in_progress"]
             assert [each["checkpoint"] for each in progress] == ["ckpt-000001"]
-            assert progress[0]["stages"] == {"rows": "done", "middle": "catching up", "table": "waiting"}
+            assert {name: part["progress"] for name, part in progress[0]["stages"].items()} == {
+                "rows": "done",
+                "middle": "catching_up",
+                "table": "waiting",
+            }
             assert not any(each.done() for each in asked)
             middle = run.pipeline.played["middle"].run_batch(segment)
             wait_until(lambda: run.may_read("table", "middle"))
             run.pipeline.played["table"].run_batch(middle)
             answers = [json.loads(each.result().stdout) for each in asked]
-        assert {answer["checkpoint"] for answer in answers} <= {"ckpt-000002", "ckpt-000003"}
+        assert {answer["checkpoint"]["checkpoint"] for answer in answers} <= {"ckpt-000002", "ckpt-000003"}
 
 
 def test_a_checkpoint_that_is_aborted_is_an_error_with_the_reason(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from tests.cli.harness import ended_checkpoint
 from tidegate.cli.view import JsonView, LiveView, LogView
 from tidegate.spark.run import _stopping
-from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, StageStatus
+from tidegate.spark.status import Observer, RunStatus, StageStatus
 
 
 @pytest.fixture(autouse=True)
@@ -28,10 +29,7 @@ def loggers_as_they_were() -> Iterator[None]:
 
 
 def running(*checkpoints: int) -> RunStatus:
-    ended = tuple(
-        CheckpointStatus(f"ckpt-{number:06d}", "complete", True, 1, 1, "2026-01-01T00:00:00+00:00", 10, 1, 1)
-        for number in checkpoints
-    )
+    ended = tuple(ended_checkpoint(number) for number in checkpoints)
     return msgspec.structs.replace(Observer("orders").status, state="running", generation=1, checkpoints=ended)
 
 
@@ -72,7 +70,7 @@ def test_each_checkpoint_is_told_once_and_no_more_of_them_are_remembered_than_ar
         for _ in range(2):
             view.update(running(*range(max(1, last - 7), last + 1)))
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = [event["checkpoint"] for event in events if event["event"] == "checkpoint"]
+    told = [event["checkpoint"]["checkpoint"] for event in events if event["event"] == "checkpoint"]
     assert told == [f"ckpt-{number:06d}" for number in range(1, 40)]
     assert len(view._told) == 8
 

@@ -6,18 +6,50 @@ import io
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Final, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, graph, interrupts, run, simulate, status, verify
+from tidegate.cli import checkpoints, demo, graph, interrupts, run, simulate, speech, status, verify
 from tidegate.cli.exits import Exit, code_of
-from tidegate.errors import TidegateError
+from tidegate.errors import TidegateError, first_line
+
+# What typer raises of a command line that is wrong. It has no public name for it.
+_WRONG_USAGE: Final[Any] = typer.BadParameter.__base__
+
+
+class _Commands(TyperGroup):
+    """Tells wrong usage to a script too: typer itself tells it to people and ends the process."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _wrong_usage_told():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, *args: Any, **kwargs: Any) -> Any:
+        with _wrong_usage_told():
+            return super().invoke(*args, **kwargs)
+
+
+@contextmanager
+def _wrong_usage_told() -> Iterator[None]:
+    try:
+        yield
+    except _WRONG_USAGE as error:
+        if speech.is_wanted(sys.argv[1:]):
+            of = "tidegate" if error.ctx is None else error.ctx.command_path
+            message = f"{error.format_message().rstrip('.')}; see {of} --help"
+            speech.say_error(sys.argv[1:], "WrongUsage", message, Exit.WRONG_USAGE)
+        raise
+
 
 app = typer.Typer(
     name="tidegate",
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_show_locals=False,
@@ -52,19 +84,37 @@ def _options(
 
 
 def main() -> None:
-    """The one place where an error becomes a line on stderr and an exit code."""
+    """The one place where an error becomes a line on stderr and an exit code, and an answer where JSON is wanted."""
     _prepare_streams()
+    wants_json = speech.is_wanted(sys.argv[1:])
+    if wants_json:
+        speech.reserve_stdout()
     try:
-        app(prog_name="tidegate")
-    except TidegateError as error:
-        logging.getLogger("tidegate").debug("the command failed", exc_info=True)
-        _fail(str(error), code_of(error))
+        _run_command(wants_json)
     except OSError as error:
         if not _stdout_is_broken():
             raise
         # What is left in the buffer would be tried again at the end, and end it with a code of Python's own.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), speech.stream().fileno())
         _fail(f"the answer could not be written to stdout: {error.strerror}", Exit.FAILED)
+
+
+def _run_command(wants_json: bool) -> None:
+    try:
+        app(prog_name="tidegate")
+    except TidegateError as error:
+        logging.getLogger("tidegate").debug("the command failed", exc_info=True)
+        code = code_of(error)
+        if wants_json:
+            name = type(error).__name__
+            speech.say_error(sys.argv[1:], name, str(error), code, retry_helps=error.retry_helps)
+        _fail(str(error), code)
+    except Exception as error:
+        # Nobody has foreseen it: its trace follows on stderr.
+        if wants_json and not (isinstance(error, OSError) and _stdout_is_broken()):
+            name = type(error).__name__
+            speech.say_error(sys.argv[1:], name, first_line(error) or name, Exit.FAILED)
+        raise
 
 
 def _fail(message: str, code: Exit) -> NoReturn:
@@ -85,7 +135,7 @@ def _prepare_streams() -> None:
 def _stdout_is_broken() -> bool:
     """Whether the system refuses what is written there, as on a full disk. The error itself does not say where."""
     try:
-        print(flush=True)
+        print(end="" if speech.is_reserved() else "\n", file=speech.stream(), flush=True)
     except OSError:
         return True
     return False

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.text import Text
 
+from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, GraphStage, NextStart, Table
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.spark.remote import Life, look
+from tidegate.spark.status import CheckpointStatus, status_in
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.manifest import Manifest
-
-
-class Listed(msgspec.Struct):
-    """One line of the list. What is not known of a checkpoint that did not complete is None."""
-
-    checkpoint: str
-    kind: str
-    state: str
-    generation: int
-    triggered_at: str | None = None
-    duration_ms: int | None = None
-    alignment_ms: int | None = None
-    new_bytes: int | None = None
-    total_bytes: int | None = None
-    in_flight_bytes: int | None = None
-    why: str | None = None
+from tidegate.storage.manifest import Manifest, StageSnapshot
 
 
 def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
@@ -52,83 +36,96 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
     """
     inspected = InspectedRoot(root)
     if checkpoint is not None:
-        manifest = inspected.manifest(inspected.find(checkpoint))
+        record = inspected.find(checkpoint)
+        manifest = inspected.manifest(record)
         if as_json:
-            typer.echo(msgspec.json.encode(_in_full(manifest)))
+            say(_in_full(root, record, manifest))
         else:
             _print_in_full(manifest, console())
         return
     listed = _listed(inspected)
     if as_json:
-        found = {"root": str(root), "pipeline": inspected.pipeline, "checkpoints": listed}
-        typer.echo(msgspec.json.encode(found))
+        say(
+            CheckpointsAnswer(
+                root=str(root),
+                pipeline=inspected.pipeline,
+                next_start=next_start(inspected.log().newest),
+                checkpoints=tuple(listed),
+            )
+        )
     else:
         _print_list(inspected, listed, console())
+
+
+def next_start(newest: CheckpointCompleted | None) -> NextStart:
+    """What the next run does, as far as the log alone tells."""
+    if newest is None:
+        return NextStart("fresh")
+    return NextStart("goes_on", checkpoint_name(newest.checkpoint_id))
 
 
 # -- the list -------------------------------------------------------------------------------------
 
 
-def _listed(inspected: InspectedRoot) -> list[Listed]:
-    completed = [found for record in inspected.retained() if (found := _completed(inspected, record)) is not None]
+def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
+    told = _told(inspected)
+    completed = [found for record in inspected.retained() if (found := _completed(inspected, record, told)) is not None]
+    known = {each.checkpoint for each in completed}
+    others = [each for each in told.values() if each.checkpoint not in known and each.state != "complete"]
     # By number: from the millionth on, a name has one digit more.
-    return sorted([*completed, *_others(inspected)], key=lambda each: checkpoint_id_of(each.checkpoint) or 0)
+    return sorted([*completed, *others], key=lambda each: checkpoint_id_of(each.checkpoint) or 0)
 
 
-def _others(inspected: InspectedRoot) -> list[Listed]:
-    """What the run says of checkpoints that did not complete, or not yet: these leave nothing else behind."""
+def _told(inspected: InspectedRoot) -> dict[str, CheckpointStatus]:
+    """What the run says of checkpoints that it has aborted, and while it is alive of those that are not complete yet:
+    of these nothing else tells."""
     life, status = look(inspected.paths)
     if status is None:
-        return []
-    aborted = [each for each in status.checkpoints if each.state == "aborted"]
-    in_progress = status.in_progress if life is Life.ALIVE else ()
-    return [
-        Listed(
-            each.checkpoint,
-            "" if each.state == "aborted" else "in progress",
-            each.state,
-            each.generation,
-            each.triggered_at,
-            each.duration_ms,
-            why=each.why,
-        )
-        for each in (*aborted, *in_progress)
-    ]
+        return {}
+    found = [each for each in status.checkpoints if each.state == "aborted"]
+    if life is Life.ALIVE:
+        found += [each for each in status.checkpoints if each.state == "committing"]
+        found += status.in_progress
+    return {each.checkpoint: each for each in found}
 
 
-def _completed(inspected: InspectedRoot, record: CheckpointCompleted) -> Listed | None:
+def _completed(
+    inspected: InspectedRoot, record: CheckpointCompleted, told: dict[str, CheckpointStatus]
+) -> CheckpointStatus | None:
     """A completed checkpoint; None if the run has removed it while we looked."""
     name = checkpoint_name(record.checkpoint_id)
     try:
-        manifest = inspected.manifest(record)
+        found = status_in(inspected.manifest(record))
     except UnknownCheckpoint:
         return None
     except DamagedCheckpoint as damage:
-        return Listed(name, "aligned" if record.aligned else "unaligned", "damaged", record.generation, why=str(damage))
-    return Listed(
-        name,
-        kind_of(manifest),
-        "complete",
-        manifest.generation,
-        manifest.triggered_at,
-        manifest.duration_ms,
-        manifest.alignment_ms,
-        manifest.new_bytes,
-        manifest.total_bytes,
-        manifest.in_flight_bytes,
-    )
+        return CheckpointStatus(
+            checkpoint=name,
+            state="damaged",
+            aligned=record.aligned,
+            generation=record.generation,
+            epoch=record.epoch,
+            why=str(damage),
+        )
+    is_late = name in told and told[name].state == "committing"
+    return msgspec.structs.replace(found, state="committing") if is_late else found
 
 
-def kind_of(manifest: Manifest) -> str:
-    kind = "aligned" if manifest.aligned else "unaligned"
-    if manifest.flags & Flag.FULL_SNAPSHOT:
+def kind_of(checkpoint: CheckpointStatus) -> str:
+    """For people. Of one that was aborted, or is in progress, it is not known yet."""
+    if checkpoint.state in ("preparing", "prepared", "deciding"):
+        return "in progress"
+    if checkpoint.state == "aborted":
+        return ""
+    kind = "aligned" if checkpoint.aligned else "unaligned"
+    if checkpoint.full:
         kind += ", full"
-    if manifest.flags & Flag.DRAIN:
+    if checkpoint.drain:
         kind += ", drain"
     return kind
 
 
-def _print_list(inspected: InspectedRoot, listed: list[Listed], out: Console) -> None:
+def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: Console) -> None:
     if not listed:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet; a run completes one at every interval")
         return
@@ -141,36 +138,61 @@ def _print_list(inspected: InspectedRoot, listed: list[Listed], out: Console) ->
     for each in listed:
         table.add_row(
             each.checkpoint,
-            each.kind,
+            kind_of(each),
             "" if each.triggered_at is None else as_time(each.triggered_at),
             *("" if ms is None else as_duration(ms) for ms in (each.duration_ms, each.alignment_ms)),
             *("" if size is None else as_bytes(size) for size in (each.new_bytes, each.total_bytes)),
             as_bytes(each.in_flight_bytes) if each.in_flight_bytes else "",
-            Text(each.state if each.why is None else f"{each.state}: {each.why}"),  # a reason may hold brackets
+            Text(_state(each)),  # a reason may hold brackets
         )
     out.print(table)
+
+
+def _state(checkpoint: CheckpointStatus) -> str:
+    state = "complete" if checkpoint.state == "committing" else checkpoint.state
+    return state if checkpoint.why is None else f"{state}: {checkpoint.why}"
 
 
 # -- one in full ----------------------------------------------------------------------------------
 
 
-def _in_full(manifest: Manifest) -> dict[str, Any]:
-    """The manifest, and what is summed up of it in the list."""
+def _in_full(root: Path, record: CheckpointCompleted, manifest: Manifest) -> CheckpointAnswer:
+    return CheckpointAnswer(
+        root=str(root),
+        pipeline=manifest.pipeline,
+        checkpoint=status_in(manifest),
+        graph=graph_of(manifest),
+        source_positions={
+            name: stage.source_positions for name, stage in manifest.stages.items() if stage.source_positions
+        },
+        in_flight={name: sizes for name, stage in manifest.stages.items() if (sizes := _in_flight(stage))},
+        manifest=record.manifest,
+    )
+
+
+def _in_flight(stage: StageSnapshot) -> dict[str, int]:
+    sizes = {name: sum(each.size_bytes for each in segments) for name, segments in stage.in_flight.items()}
+    return {name: size for name, size in sizes.items() if size}
+
+
+def graph_of(manifest: Manifest) -> dict[str, GraphStage]:
+    """The pipeline as it was at a checkpoint."""
     return {
-        "checkpoint": checkpoint_name(manifest.checkpoint_id),
-        "kind": kind_of(manifest),
-        **msgspec.to_builtins(manifest),
-        "alignment_ms": manifest.alignment_ms,
-        "new_bytes": manifest.new_bytes,
-        "total_bytes": manifest.total_bytes,
-        "in_flight_bytes": manifest.in_flight_bytes,
+        name: GraphStage(
+            shape.kind,
+            shape.inputs,
+            shape.output_mode,
+            None if shape.table is None else Table(shape.table.kind, shape.table.address),
+        )
+        for name, shape in manifest.shape.items()
     }
 
 
 def _print_in_full(manifest: Manifest, out: Console) -> None:
     out.print(f"[bold]{checkpoint_name(manifest.checkpoint_id)}[/] of pipeline {manifest.pipeline}")
     out.print(
-        f"{kind_of(manifest)}, epoch {manifest.epoch}, generation {manifest.generation}, attempt {manifest.attempt}"
+        f"{kind_of(status_in(manifest))}, epoch {manifest.epoch}, generation {manifest.generation}, "
+        f"attempt {manifest.attempt}"
     )
     out.print(
         f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "

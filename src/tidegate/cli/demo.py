@@ -16,14 +16,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.rule import Rule
 
+from tidegate.cli.answers import ComparedTable, DemoAnswer
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import check_writable
+from tidegate.cli.options import AsJson, check_writable
+from tidegate.cli.speech import say
 from tidegate.cli.tables import run_tables
 from tidegate.cli.text import plain_table
 from tidegate.spark.remote import read_status
@@ -64,6 +65,7 @@ def demo_command(
     files: Annotated[int, typer.Option(min=3, help="How many files of orders to generate.")] = 36,
     rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 250,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
 
@@ -95,10 +97,12 @@ def demo_command(
         teller.say(Rule(f"run {len(_KILLS) + 1}: to the end of the input"))
         _run_to_the_end(folder)
         teller.show_the_end_of_run(folder)
-        is_right = _judge(folder, teller)
+        verdict = _judge(folder, teller)
     if svg is not None:
         teller.draw(svg)
-    raise typer.Exit(Exit.FINE if is_right else Exit.FAILED)
+    if as_json:
+        say(verdict)
+    raise typer.Exit(Exit.FINE if _is_right(verdict) else Exit.FAILED)
 
 
 class _Teller:
@@ -214,47 +218,44 @@ def _run_to_the_end(folder: Path) -> None:
 # -- the verdict ----------------------------------------------------------------------------------
 
 
-def _judge(folder: Path, teller: _Teller) -> bool:
+def _judge(folder: Path, teller: _Teller) -> DemoAnswer:
     teller.say(Rule("verdict: the tables against a batch job over the same input"))
     inspected, manifest = newest_manifest(folder / "root")
     assert manifest is not None
     expected = _expected(folder)
     still_open = take_open_windows(expected["revenue"], manifest.stages["revenue"].watermark_ms or 0)
+    tables = {name: compare(wanted, _found(folder / "lake" / name)) for name, wanted in expected.items()}
+    log = inspected.log()
+    # Every slot of the log is a generation that was opened or a checkpoint that was completed.
+    verdict = DemoAnswer(tables=tables, checkpoints=log.next_slot - 1 - log.generation, kills=len(_KILLS))
+    _tell(verdict, still_open, teller)
+    return verdict
+
+
+def _tell(verdict: DemoAnswer, still_open: int, teller: _Teller) -> None:
     table = plain_table(("table",), ("rows expected", "rows found", "lost", "duplicated"))
-    wrong = unexpected = 0
-    for name, wanted in expected.items():
-        found = _found(folder / "lake" / name)
-        difference = compare(wanted, found)
-        table.add_row(
-            name, *(f"{count:,}" for count in (wanted.total(), found.total(), difference.lost, difference.duplicated))
-        )
-        unexpected += difference.unexpected
-        wrong += difference.lost + difference.duplicated + difference.unexpected
+    for name, each in verdict.tables.items():
+        counts = (each.expected, each.found, each.lost, each.duplicated)
+        table.add_row(name, *(f"{count:,}" for count in counts))
     teller.say(table)
     if still_open:
         teller.say(f"{still_open} window of revenue is still open: a stream writes a window when its time is over")
-    log = inspected.log()
-    # Every slot of the log is a generation that was opened or a checkpoint that was completed.
-    taken = log.next_slot - 1 - log.generation
-    teller.say(f"{taken} checkpoints taken, {len(_KILLS)} kills survived")
-    if unexpected:
+    teller.say(f"{verdict.checkpoints} checkpoints taken, {verdict.kills} kills survived")
+    if unexpected := sum(each.unexpected for each in verdict.tables.values()):
         teller.say(f"[red]{unexpected:,} rows are in a table that no batch job would write")
-    teller.say("[red]rows are missing, or are there twice" if wrong else "[green]nothing lost, nothing twice")
-    return not wrong
+    is_right = _is_right(verdict)
+    teller.say("[green]nothing lost, nothing twice" if is_right else "[red]rows are missing, or are there twice")
 
 
-class Difference(msgspec.Struct, frozen=True):
-    """How many rows a table lacks, has too often, and has though nothing gives them."""
-
-    lost: int
-    duplicated: int
-    unexpected: int
+def _is_right(verdict: DemoAnswer) -> bool:
+    return not any(each.lost or each.duplicated or each.unexpected for each in verdict.tables.values())
 
 
-def compare(wanted: Rows, found: Rows) -> Difference:
+def compare(wanted: Rows, found: Rows) -> ComparedTable:
     more = found - wanted
     duplicated = sum(count for row, count in more.items() if row in wanted)
-    return Difference((wanted - found).total(), duplicated, more.total() - duplicated)
+    lost = (wanted - found).total()
+    return ComparedTable(wanted.total(), found.total(), lost, duplicated, more.total() - duplicated)
 
 
 def _expected(folder: Path) -> dict[str, Rows]:

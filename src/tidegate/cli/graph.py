@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.checkpoints import newest_manifest
+from tidegate.cli.answers import GraphAnswer, GraphStage, Table
+from tidegate.cli.checkpoints import graph_of, newest_manifest
 from tidegate.cli.drawing.layout import DrawnStage
-from tidegate.cli.options import check_writable
+from tidegate.cli.options import AsJson, RootFolderIfAny, check_writable
+from tidegate.cli.speech import say
 from tidegate.errors import ForeignRoot, NoRoot
+from tidegate.protocol.recovery import checkpoint_name
 
 
 class Format(enum.StrEnum):
@@ -21,10 +24,12 @@ class Format(enum.StrEnum):
 
 
 def graph_command(
-    target: Annotated[Path, typer.Argument(exists=True, help="A pipeline's Python file, or the root of one.")],
+    file: Annotated[Path | None, typer.Argument(exists=True, help="The Python file that defines it.")] = None,
+    root: RootFolderIfAny = None,
     form: Annotated[Format, typer.Option("--format", help="How to draw it.")] = Format.TEXT,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write it to this file.")] = None,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Draw the stages of a pipeline and what each of them reads.
 
@@ -33,15 +38,29 @@ def graph_command(
 
     Example: tidegate graph orders.py
 
-    Example: tidegate graph state/orders --format svg --out orders.svg
+    Example: tidegate graph --root state/orders --format svg --out orders.svg
     """
-    name, stages = _of_root(target, pipeline) if target.is_dir() else _of_file(target, pipeline)
-    drawn = _drawn(stages, form, f"pipeline {name}")
+    graph = _graph(file, root, pipeline)
+    if as_json:
+        say(graph)
+        return
+    stages = [_stage(name, each) for name, each in graph.stages.items()]
+    drawn = _drawn(stages, form, f"pipeline {graph.pipeline}")
     if out is None:
         typer.echo(drawn, nl=not drawn.endswith("\n"))
     else:
         check_writable("--out", out)
         out.write_text(drawn, encoding="utf-8")
+
+
+def _graph(file: Path | None, root: Path | None, pipeline: str | None) -> GraphAnswer:
+    if file is not None and root is None:
+        if file.is_dir():
+            raise typer.BadParameter(f"{file} is a folder; of a root: tidegate graph --root {file}", param_hint="FILE")
+        return _of_file(file, pipeline)
+    if file is None and root is not None:
+        return _of_root(root, pipeline)
+    raise typer.BadParameter("draw either a file or a root: tidegate graph FILE, or tidegate graph --root PATH")
 
 
 def _drawn(stages: list[DrawnStage], form: Format, title: str) -> str:
@@ -58,7 +77,7 @@ def _drawn(stages: list[DrawnStage], form: Format, title: str) -> str:
     return as_text(stages)
 
 
-def _of_root(root: Path, name: str | None) -> tuple[str, list[DrawnStage]]:
+def _of_root(root: Path, name: str | None) -> GraphAnswer:
     inspected, manifest = newest_manifest(root)
     if name not in (None, inspected.pipeline):
         raise ForeignRoot(f"{root} belongs to pipeline {inspected.pipeline!r}, not to {name!r}; name its own or none")
@@ -67,17 +86,25 @@ def _of_root(root: Path, name: str | None) -> tuple[str, list[DrawnStage]]:
             f"{root} has no checkpoint yet, so it does not say how pipeline {inspected.pipeline!r} looks; draw its "
             f"Python file instead: tidegate graph FILE"
         )
-    return inspected.pipeline, [
-        _stage(name, shape.kind, shape.inputs, shape.output_mode) for name, shape in manifest.shape.items()
-    ]
+    checkpoint = checkpoint_name(manifest.checkpoint_id)
+    return GraphAnswer(pipeline=inspected.pipeline, checkpoint=checkpoint, stages=graph_of(manifest))
 
 
-def _of_file(file: Path, name: str | None) -> tuple[str, list[DrawnStage]]:
+def _of_file(file: Path, name: str | None) -> GraphAnswer:
     from tidegate.cli.load import load_pipeline
 
     pipeline = load_pipeline(file, name)
-    return pipeline.name, [_stage(each.name, each.kind, each.inputs, each.output_mode) for each in pipeline.validated()]
+    stages = {
+        each.name: GraphStage(
+            each.kind,
+            each.inputs,
+            each.output_mode,
+            None if each.sink is None else Table(each.sink.table.kind, each.sink.table.address),
+        )
+        for each in pipeline.validated()
+    }
+    return GraphAnswer(pipeline=pipeline.name, checkpoint=None, stages=stages)
 
 
-def _stage(name: str, kind: str, inputs: tuple[str, ...], output_mode: str) -> DrawnStage:
-    return DrawnStage(name, kind, inputs, "" if output_mode == "append" else output_mode)
+def _stage(name: str, stage: GraphStage) -> DrawnStage:
+    return DrawnStage(name, stage.kind, stage.inputs, "" if stage.output_mode == "append" else stage.output_mode)

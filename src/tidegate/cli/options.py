@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -12,10 +12,11 @@ from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.storage.files import local_path
 from tidegate.storage.inspection import InspectedRoot
 
-RootFolder = Annotated[
-    Path,
-    typer.Option("--root", metavar="PATH", parser=local_path, help="The folder that holds the pipeline's checkpoints."),
-]
+_ROOT: Final = typer.Option(
+    "--root", metavar="PATH", parser=local_path, help="The folder that holds the pipeline's checkpoints."
+)
+RootFolder = Annotated[Path, _ROOT]
+RootFolderIfAny = Annotated[Path | None, _ROOT]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
 
 

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import RootFolder
+from tidegate.cli.speech import say
 
 if TYPE_CHECKING:
     from tidegate.cli.view import View
@@ -94,12 +96,14 @@ def run_command(
                 conf={key: value for key, _, value in settings},
             )
     except KeyboardInterrupt as interrupt:
-        _end_at_once(str(interrupt) or "stopped while it was starting")
+        _end_at_once(str(interrupt) or "stopped while it was starting", as_json)
 
 
-def _end_at_once(why: str) -> NoReturn:
+def _end_at_once(why: str, as_json: bool) -> NoReturn:
     """Without waiting for threads, as Python does before it ends: what hangs in one was the reason to interrupt."""
     with suppress(OSError):
+        if as_json:
+            say(EndedEvent(state="interrupted", why=why, exit=Exit.INTERRUPTED))
         sys.stdout.flush()
         typer.echo(f"{why}; the next run goes on from the newest checkpoint", err=True)
     os._exit(Exit.INTERRUPTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,6 +13,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from tidegate.cli.answers import FailedSeed, ReplayAnswer, SimulateAnswer
+from tidegate.cli.options import AsJson
+from tidegate.cli.speech import say
+
 if TYPE_CHECKING:
     from tidegate.testing.simulator import Outcome
 
@@ -24,7 +27,7 @@ class Tally(msgspec.Struct):
     """What the seeds of one search did together."""
 
     seeds: int = 0
-    failures: list[dict[str, object]] = []
+    failures: list[FailedSeed] = []
     checkpoints: int = 0
     unaligned: int = 0
     aborted: int = 0
@@ -43,7 +46,7 @@ class Tally(msgspec.Struct):
         self.refused += outcome.refused is not None
         self.steps += outcome.steps
         if outcome.failure is not None:
-            self.failures.append({"seed": outcome.seed, "failure": outcome.failure, "replay": outcome.replay})
+            self.failures.append(FailedSeed(outcome.seed, outcome.failure, outcome.replay))
 
     def merge(self, other: Tally) -> None:
         for field in self.__struct_fields__:
@@ -55,7 +58,7 @@ def simulate_command(
     first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Replay this one seed, with all that happens.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of text.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run the checkpoint protocol on simulated clusters full of faults, and check every guarantee.
 
@@ -72,7 +75,8 @@ def simulate_command(
     tally = _search(first, seeds, jobs or os.cpu_count() or 1, quiet=as_json)
     seconds = time.monotonic() - started
     if as_json:
-        typer.echo(json.dumps({**msgspec.to_builtins(tally), "seconds": round(seconds, 3)}))
+        found = {**msgspec.structs.asdict(tally), "failures": tuple(tally.failures)}
+        say(SimulateAnswer(**found, seconds=round(seconds, 3)))
     else:
         _print_tally(tally, seconds)
     if tally.failures:
@@ -129,8 +133,8 @@ def _print_tally(tally: Tally, seconds: float) -> None:
         f"{tally.refused:,} recoveries refused because a checkpoint was damaged"
     )
     for failure in tally.failures[:20]:
-        console.print(f"[red]seed {failure['seed']}[/]: {escape(str(failure['failure']))}")
-        console.print(f"    replay it with: {failure['replay']}")
+        console.print(f"[red]seed {failure.seed}[/]: {escape(failure.failure)}")
+        console.print(f"    replay it with: {failure.replay}")
     if len(tally.failures) > 20:
         console.print(f"… and {len(tally.failures) - 20} more")
     if tally.failures:
@@ -144,9 +148,7 @@ def _replay(seed: int, as_json: bool) -> None:
 
     outcome = simulate(seed, trace=True)
     if as_json:
-        typer.echo(
-            json.dumps({"seed": seed, "failure": outcome.failure, "steps": outcome.steps, "trace": outcome.trace})
-        )
+        say(ReplayAnswer(seed=seed, failure=outcome.failure, steps=outcome.steps, trace=tuple(outcome.trace)))
     else:
         console = Console(highlight=False, soft_wrap=True)
         scenario = random_scenario(seed)

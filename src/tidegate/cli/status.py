@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
-import msgspec
 import typer
 from rich.console import Console
 
+from tidegate.cli.answers import StatusAnswer, TakenAnswer
+from tidegate.cli.checkpoints import next_start
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder
+from tidegate.cli.speech import say
 from tidegate.cli.tables import run_tables
 from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.spark.remote import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
-from tidegate.spark.status import RunStatus
+from tidegate.spark.status import RunStatus, as_moment
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.lock import holder
 
@@ -36,19 +39,26 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     life, status = look(inspected.paths)
     newest = inspected.log().newest
     if as_json:
-        found = {
-            "root": str(root),
-            "pipeline": inspected.pipeline,
-            "life": life.value,
-            "newest_checkpoint": None if newest is None else checkpoint_name(newest.checkpoint_id),
-            "run": status,
-        }
-        typer.echo(msgspec.json.encode(found))
+        say(_answer(root, inspected, life, status))
     elif life is Life.STOPPED:
         _print_stopped(inspected, status, newest, console())
     else:
         _print_alive(inspected, life, status, console())
     raise typer.Exit(_EXITS[life])
+
+
+def _answer(root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None) -> StatusAnswer:
+    newest = inspected.log().newest
+    is_held = life is not Life.STOPPED
+    return StatusAnswer(
+        root=str(root),
+        pipeline=inspected.pipeline,
+        life=life,
+        heard_at=as_moment(last_heard_of(inspected.paths, status)) if is_held else None,
+        newest_checkpoint=None if newest is None else checkpoint_name(newest.checkpoint_id),
+        next_start=next_start(newest),
+        run=status if not is_held or has_spoken(status) else None,
+    )
 
 
 def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None, out: Console) -> None:
@@ -116,9 +126,9 @@ def checkpoint_command(
     inspected = InspectedRoot(root)
     taken = ask_for_checkpoint(inspected.paths, as_ms("timeout", timeout) / 1000)
     if as_json:
-        typer.echo(msgspec.json.encode(taken))
+        say(TakenAnswer(root=str(root), pipeline=inspected.pipeline, checkpoint=taken))
     else:
         typer.echo(
-            f"{taken.checkpoint} complete in {as_duration(taken.duration_ms)}, {as_bytes(taken.new_bytes)} new of "
-            f"{as_bytes(taken.total_bytes)}{'' if taken.aligned else ', unaligned'}"
+            f"{taken.checkpoint} complete in {as_duration(taken.duration_ms or 0)}, {as_bytes(taken.new_bytes or 0)} "
+            f"new of {as_bytes(taken.total_bytes or 0)}{'' if taken.aligned else ', unaligned'}"
         )

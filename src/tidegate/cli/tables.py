@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidegate.cli.text import as_bytes, as_duration, as_time, plain_table
-from tidegate.spark.status import CheckpointStatus, RunStatus
+from tidegate.spark.status import CheckpointStatus, RunStatus, StagePart
 
 _SHOWN_CHECKPOINTS = 5
 
@@ -36,7 +36,7 @@ def _stages(status: RunStatus) -> Table:
             "" if stage.batch is None else f"{stage.batch:,}",
             "" if stage.lag is None else f"{stage.lag:,}",
             "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
-            _stage_progress(progress.get(name, "")),
+            _stage_progress(progress.get(name)),
         )
     return table
 
@@ -54,11 +54,13 @@ def _in_progress(status: RunStatus) -> Text:
     if not status.in_progress:
         return Text("no checkpoint in progress", style="dim")
     active = status.in_progress[0]
-    return Text(f"{active.checkpoint} in progress for {as_duration(active.duration_ms)}: {active.state}")
+    return Text(f"{active.checkpoint} in progress for {as_duration(active.duration_ms or 0)}: {active.state}")
 
 
-def _stage_progress(progress: str) -> Text:
-    return Text(progress, style="green" if progress == "done" else "dim" if progress == "waiting" else "yellow")
+def _stage_progress(part: StagePart | None) -> Text:
+    if part is None:
+        return Text("")
+    return Text(part.told, style={"done": "green", "waiting": "dim"}.get(part.progress, "yellow"))
 
 
 def _last_checkpoints(status: RunStatus) -> Table | Text:
@@ -69,10 +71,10 @@ def _last_checkpoints(status: RunStatus) -> Table | Text:
     for each in status.checkpoints[-_SHOWN_CHECKPOINTS:]:
         table.add_row(
             each.checkpoint,
-            as_time(each.triggered_at),
-            as_duration(each.duration_ms),
-            as_bytes(each.new_bytes),
-            as_bytes(each.total_bytes),
+            as_time(each.triggered_at or ""),
+            as_duration(each.duration_ms or 0),
+            as_bytes(each.new_bytes or 0),
+            as_bytes(each.total_bytes or 0),
             _state(each),
         )
     return table
@@ -82,4 +84,4 @@ def _state(checkpoint: CheckpointStatus) -> Text:
     if checkpoint.state == "aborted":
         return Text(f"aborted: {checkpoint.why}", style="red")
     said = "complete, tables follow" if checkpoint.state == "committing" else "complete"
-    return Text(said if checkpoint.aligned else f"{said}, unaligned", style="green")
+    return Text(said if checkpoint.aligned is not False else f"{said}, unaligned", style="green")

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
 import typer
 from rich.console import Console
 
+from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, plain_table
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, check_files
-
-
-class Verified(msgspec.Struct):
-    """What was found of one checkpoint. `state` is intact, damaged, or removed: by the run, while it was read."""
-
-    checkpoint: str
-    state: str = "intact"
-    files: int = 0
-    bytes: int = 0
-    damage: list[str] = []
 
 
 def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
@@ -42,15 +33,15 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
     verified = [verify(inspected, record) for record in records]
     if as_json:
-        typer.echo(msgspec.json.encode({"root": str(root), "pipeline": inspected.pipeline, "checkpoints": verified}))
+        say(VerifyAnswer(root=str(root), pipeline=inspected.pipeline, checkpoints=tuple(verified)))
     else:
         _print(inspected, verified, console())
     if any(each.state == "damaged" for each in verified):
         raise typer.Exit(Exit.DAMAGE)
 
 
-def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> Verified:
-    found = Verified(checkpoint_name(record.checkpoint_id))
+def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedCheckpoint:
+    found = VerifiedCheckpoint(checkpoint_name(record.checkpoint_id))
     try:
         manifest = inspected.manifest(record)
     except (DamagedCheckpoint, UnknownCheckpoint) as damage:
@@ -68,7 +59,7 @@ def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> Verified:
     return found
 
 
-def _print(inspected: InspectedRoot, verified: list[Verified], out: Console) -> None:
+def _print(inspected: InspectedRoot, verified: list[VerifiedCheckpoint], out: Console) -> None:
     if not verified:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet: there is nothing to verify")
         return

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 import time
-from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Final, Self
 
-import msgspec
 from rich.console import Console
 from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
+from tidegate.cli.answers import CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
+from tidegate.cli.exits import Exit
+from tidegate.cli.speech import say
 from tidegate.cli.tables import run_tables
-from tidegate.spark.status import CheckpointStatus, RunStatus
+from tidegate.spark.status import RunStatus
 
 _TELL_HELD_EVERY_S: Final = 60.0
 
@@ -36,42 +36,34 @@ class View:
 
 
 class JsonView(View):
-    """One JSON object per line: each checkpoint that ended, and once a second each stage. docs/commands.md has the
-    fields."""
+    """One JSON object per line: see `Event`. Whatever is told, it is told once, but for the stages: once a second."""
 
     def __init__(self) -> None:
-        self._told: set[tuple[int, str]] = set()
+        self._told: set[tuple[int, str, str]] = set()
         self._told_stages_s = 0.0
+        self._state: str | None = None
 
     def update(self, status: RunStatus) -> None:
-        ended = {(each.generation, each.checkpoint): each for each in status.checkpoints}
+        ended = {(each.generation, each.checkpoint, each.state): each for each in status.checkpoints}
         for key, checkpoint in ended.items():
             if key not in self._told:
-                self._print(_event(checkpoint))
+                say(CheckpointEvent(checkpoint=checkpoint))
         self._told = set(ended)  # no more than that: what has left the list does not come back
-        if time.monotonic() - self._told_stages_s >= 1:
+        if status.state != self._state:
+            self._state = status.state
+            self._tell_state(status)
+        if status.state in ("running", "stopping") and time.monotonic() - self._told_stages_s >= 1:
             self._told_stages_s = time.monotonic()
-            stages = msgspec.to_builtins(status.stages)
-            self._print({"event": "stages", "generation": status.generation, "stages": stages})
+            say(StagesEvent(generation=status.generation, stages=status.stages))
 
-    def _print(self, event: dict[str, Any]) -> None:
-        print(json.dumps({"at": datetime.now(UTC).isoformat(timespec="milliseconds"), **event}), flush=True)
-
-
-def _event(checkpoint: CheckpointStatus) -> dict[str, Any]:
-    """It is told when it is decided: whether the tables show it by then is a matter of moments."""
-    return {
-        "event": "checkpoint",
-        "checkpoint": checkpoint.checkpoint,
-        "state": "aborted" if checkpoint.state == "aborted" else "complete",
-        "aligned": checkpoint.aligned,
-        "generation": checkpoint.generation,
-        "attempt": checkpoint.attempt,
-        "duration_ms": checkpoint.duration_ms,
-        "new_bytes": checkpoint.new_bytes,
-        "total_bytes": checkpoint.total_bytes,
-        "why": checkpoint.why,
-    }
+    def _tell_state(self, status: RunStatus) -> None:
+        why = status.why or ""
+        if status.state == "stopping":
+            say(StoppingEvent())
+        elif status.state == "restarting":
+            say(RestartingEvent(why=why))
+        elif status.state == "finished":
+            say(EndedEvent(state="finished", why=why, exit=Exit.FINE))
 
 
 class LogView(View):

@@ -110,6 +110,7 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     watermark_ms: int | None = None
     new_bytes: int = 0
     total_bytes: int = 0
+    barrier_ms: int = 0
     alignment_ms: int = 0
     snapshot_ms: int = 0
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -61,6 +60,7 @@ from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.session import is_of_the_connection
 from tidegate.spark.stage import RunningStage, StagePlace
+from tidegate.spark.status import StagePart, now, part_of
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import what_would_fit
 from tidegate.storage.decisions import StoredDecisions
@@ -135,6 +135,7 @@ class Generation:
         self._quorums: dict[int, Quorum] = {}
         self._snapshots: dict[int, dict[str, StageSnapshot]] = {}
         self._triggered_at: dict[int, str] = {}
+        self._parts_when_aborted: dict[int, dict[str, StagePart]] = {}
         self.sinks = {name: each.sink for name, each in self._definitions.items() if each.sink is not None}
         self._places = places
         self._commits = SinkCommits(self.sinks)
@@ -274,7 +275,8 @@ class Generation:
                     raise CheckpointsFailed(f"{failures} checkpoints failed in a row; the last: {detail}")
 
     def _begin(self, barrier: Barrier, attempt: int) -> None:
-        self._triggered_at[barrier.checkpoint_id] = datetime.now(UTC).isoformat(timespec="milliseconds")
+        self._forget_those_before()
+        self._triggered_at[barrier.checkpoint_id] = now()
         try:
             self._decisions.mark_used(barrier.checkpoint_id)
             reached(Step.ID_MARKED)
@@ -302,11 +304,37 @@ class Generation:
         if phases.get(checkpoint_id) in (Phase.PREPARING, Phase.PREPARED):
             self._execute(self.coordinator.abort(checkpoint_id, reason, detail, self._now_ms))
 
+    def triggered_at(self, checkpoint_id: int) -> str:
+        """When a checkpoint was begun: looked at the clock once, so that everybody tells the same."""
+        return self._triggered_at[checkpoint_id]
+
+    def parts_of(self, checkpoint: Checkpoint) -> dict[str, StagePart]:
+        """How far each stage has come with a checkpoint that was begun here, or had come when it was aborted."""
+        known = self._parts_when_aborted.get(checkpoint.checkpoint_id)
+        return self._parts_now(checkpoint) if known is None else known
+
+    def _parts_now(self, checkpoint: Checkpoint) -> dict[str, StagePart]:
+        return {
+            name: part_of(checkpoint.reports[name])
+            if name in checkpoint.reports
+            else stage.part_of(checkpoint.checkpoint_id)
+            for name, stage in self.stages.items()
+        }
+
+    def _forget_those_before(self) -> None:
+        """What is told of a checkpoint is kept as long as the coordinator knows it."""
+        known = {each.checkpoint_id for each in (*self.coordinator.active, *self.coordinator.history)}
+        for forgotten in self._triggered_at.keys() - known:
+            del self._triggered_at[forgotten]
+            self._parts_when_aborted.pop(forgotten, None)
+
     def _abort(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
         _log.warning("%s aborted: %s (%s)", checkpoint_name(barrier.checkpoint_id), reason.value, detail)
         self._quorums.pop(barrier.checkpoint_id, None)
         self._snapshots.pop(barrier.checkpoint_id, None)
-        self._triggered_at.pop(barrier.checkpoint_id, None)
+        for checkpoint in self.coordinator.history:
+            if checkpoint.checkpoint_id == barrier.checkpoint_id:
+                self._parts_when_aborted.setdefault(barrier.checkpoint_id, self._parts_now(checkpoint))
         for stage in self.stages.values():
             stage.on_aborted(barrier)
 
@@ -339,7 +367,11 @@ class Generation:
         checkpoint = active.get(checkpoint_id)
         if checkpoint is not None:
             decline = StageDecline(stage, checkpoint_id, checkpoint.attempt, self.generation, why)
-            self._execute(self.coordinator.on_decline(decline, self._now_ms))
+            actions = self.coordinator.on_decline(decline, self._now_ms)
+            if actions:
+                declined = {stage: StagePart(progress="declined")}
+                self._parts_when_aborted[checkpoint_id] = self._parts_now(checkpoint) | declined
+            self._execute(actions)
 
     def _watch_quorums(self) -> None:
         for checkpoint_id, quorum in tuple(self._quorums.items()):
@@ -405,7 +437,7 @@ class Generation:
             attempt=checkpoint.attempt,
             flags=checkpoint.barrier.flags,
             aligned=checkpoint.is_aligned,
-            triggered_at=self._triggered_at.pop(checkpoint.checkpoint_id),
+            triggered_at=self._triggered_at[checkpoint.checkpoint_id],
             duration_ms=self._now_ms - checkpoint.triggered_ms,
             shape=dict(self.shape),
             stages=self._snapshots[checkpoint.checkpoint_id],

@@ -109,8 +109,15 @@ class Remote:
             self._write(status)
         return status
 
-    def restarting(self, why: str) -> None:
-        self._write(self._observer.note("restarting", why))
+    def restarting(self, why: str) -> RunStatus:
+        status = self._observer.note("restarting", why)
+        self._write(status)
+        return status
+
+    @property
+    def status(self) -> RunStatus:
+        """What the run said last."""
+        return self._observer.status
 
     def _write(self, status: RunStatus) -> None:
         self._written_s = time.monotonic()
@@ -171,7 +178,7 @@ class Remote:
             if checkpoint.checkpoint_id not in self._begun:
                 continue
             if checkpoint.phase in (Phase.COMMITTED, Phase.ABORTED):
-                status = status_of(checkpoint)
+                status = status_of(generation, checkpoint)
                 outcome: Outcome = "complete" if checkpoint.phase is Phase.COMMITTED else "aborted"
                 for name in self._begun.pop(checkpoint.checkpoint_id):
                     self._answer(name, Answer(outcome, status, status.why))

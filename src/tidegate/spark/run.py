@@ -166,7 +166,8 @@ def run_pipeline(
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
 
-    `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only.
+    `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
+    is shown what the run does, several times a second, and in the end that it has finished.
     """
     settings = _settings(options)
     check_settings(settings.conf, spark)
@@ -190,6 +191,8 @@ def run_pipeline(
                 with suppress(StoreUnavailable):
                     if not existed and root_of_run.is_unused:
                         shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
+        if view is not None:
+            view(remote.status)
 
 
 class _Stop:
@@ -321,7 +324,7 @@ class _Run:
                 first_ms = as_ms("restart_pause", self._options.restart_pause)
                 pause_s = RetryPause(first_ms, _LONGEST_PAUSE_MS).after(failures) / 1000
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
-                self._remote.restarting(str(error))
+                self._told(self._tell, self._remote.restarting(str(error)))
                 failure = error
             finally:
                 self._watch.stop()
@@ -557,7 +560,9 @@ class _Run:
             time.sleep(_PAUSE_S)
 
     def _show(self, generation: Generation) -> None:
-        status = self._remote.update(generation, is_stopping=self._stop.wanted)
+        self._tell(self._remote.update(generation, is_stopping=self._stop.wanted))
+
+    def _tell(self, status: RunStatus) -> None:
         if self._view is not None:
             try:
                 self._view(status)

@@ -64,6 +64,7 @@ from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
+from tidegate.spark.status import StagePart
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.disk import NotForced, sync
 from tidegate.storage.files import files_under, remove_empty_folders
@@ -371,14 +372,14 @@ class RunningStage:
         """Whether it has passed the barrier of a checkpoint that is under way."""
         return checkpoint_id in self._parts
 
-    def progress_of(self, checkpoint_id: int) -> str:
+    def part_of(self, checkpoint_id: int) -> StagePart:
         """How far this stage has come with a checkpoint that is under way, until it has reported."""
         if self.has_cut(checkpoint_id):
-            return "storing"
+            return StagePart(progress="storing")
         if self.aligner.phase_of(checkpoint_id) is None:
-            return "waiting"
-        late = sorted(self.aligner.waiting_for(checkpoint_id))
-        return f"waiting for {', '.join(late)}" if late else "catching up"
+            return StagePart(progress="waiting")
+        late = tuple(sorted(self.aligner.waiting_for(checkpoint_id)))
+        return StagePart(progress="aligning", waits_for=late) if late else StagePart(progress="catching_up")
 
     # -- input ------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """What a run is doing at one moment, as values: for its own view, and for those who look from outside.
 
+What is described here of each field is what docs/reference/json.md tells users: `./dev docs` writes it.
+
 Importing this brings no PySpark.
 """
 
@@ -9,13 +11,16 @@ import os
 import socket
 import time
 from collections import deque
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Final, Literal
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
+from msgspec import Meta
 
-from tidegate.protocol.coordinator import Checkpoint, Phase
+from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
+from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
+from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
     from tidegate.spark.generation import Generation
@@ -24,63 +29,147 @@ _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
 RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
+CheckpointState = Literal["preparing", "prepared", "deciding", "committing", "complete", "aborted", "damaged"]
+Progress = Literal["waiting", "aligning", "catching_up", "storing", "declined", "done"]
+
+Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
 class StageStatus(msgspec.Struct, frozen=True):
-    """`rows` is what it has written since the last start, of the run or of its stages after a failure: what was written
-    before may have been written again. `lag` is how many segments of its inputs it has yet to read. `held_back_by` is
-    the reader of its output, or "its table", that is too far behind for it to go on."""
+    """A stage of a run."""
 
-    kind: str
-    batch: int | None
-    rows: int
-    rows_per_s: float
-    lag: int | None
-    watermark_ms: int | None
-    held_back_by: str | None = None
+    kind: Annotated[StageKind, Meta(description="what it is")]
+    batch: Annotated[int | None, Meta(description="the last batch that Spark has committed; null: none yet")]
+    rows: Annotated[
+        int,
+        Meta(
+            description="what it has written since the last start, of the run or of its stages after a failure: what "
+            "was written before may have been written again"
+        ),
+    ]
+    rows_per_s: Annotated[float, Meta(description="the same per second, over the last second")]
+    lag: Annotated[
+        int | None, Meta(description="how many segments of its inputs it has yet to read; null: it is a source")
+    ]
+    watermark_ms: Annotated[int | None, Meta(description="its watermark, in ms since 1970; null: it has none")]
+    held_back_by: Annotated[
+        str | None,
+        Meta(description='the reader of its output, or "its table", that is too far behind for it to go on, or null'),
+    ] = None
 
 
-class CheckpointStatus(msgspec.Struct, frozen=True):
-    """`state` is preparing, prepared or deciding; then committing and complete, or aborted.
+class StagePart(msgspec.Struct, frozen=True, kw_only=True):
+    """A stage's part of a checkpoint. What is not known before it is `done` is null until then."""
 
-    `stages` says how far each stage has come with it: see `RunningStage.progress_of`.
-    """
+    progress: Annotated[
+        Progress,
+        Meta(
+            description="how far it has come, or had when the checkpoint was aborted: `waiting` for the first barrier, "
+            "`aligning`: waiting for the barriers of other inputs, `catching_up`: all barriers are there, it has yet "
+            "to consume what came before them, `storing` its snapshot, `declined` to take part, `done`"
+        ),
+    ]
+    waits_for: Annotated[tuple[str, ...], Meta(description="`aligning`: the inputs whose barriers it waits for")] = ()
+    cut: Annotated[int | None, Meta(description="the batch that it was cut at; null also if it had committed none")] = (
+        None
+    )
+    barrier_ms: Annotated[int | None, Meta(description="when the first barrier arrived, after the trigger")] = None
+    alignment_ms: Annotated[int | None, Meta(description="how long it waited for the other barriers")] = None
+    snapshot_ms: Annotated[int | None, Meta(description="how long it took to store its snapshot")] = None
+    new_bytes: Annotated[int | None, Meta(description="of its snapshot, what was not stored before")] = None
+    total_bytes: Annotated[int | None, Meta(description="all of its snapshot")] = None
+    in_flight_bytes: Annotated[int | None, Meta(description="what was in flight to it at an unaligned cut")] = None
+    watermark_ms: Annotated[
+        int | None, Meta(description="its watermark there, in ms since 1970; null: it has none")
+    ] = None
 
-    checkpoint: str
-    state: str
-    aligned: bool
-    generation: int
-    attempt: int
-    triggered_at: str
-    duration_ms: int
-    new_bytes: int
-    total_bytes: int
-    why: str | None = None
-    stages: dict[str, str] = {}
+    @property
+    def told(self) -> str:
+        """For people."""
+        if self.progress == "aligning":
+            return f"waiting for {', '.join(self.waits_for)}"
+        return self.progress.replace("_", " ")
+
+
+class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint: the same wherever one is told. What its manifest alone tells is null if that is damaged."""
+
+    checkpoint: Annotated[str, Meta(description="its name, such as `ckpt-000042`")]
+    state: Annotated[
+        CheckpointState,
+        Meta(
+            description="`preparing`: stages store their parts; `prepared`: all have; `deciding`: it is being written "
+            "to the decision log; `committing`: it is decided, and stays so whatever happens, but not every table is "
+            "known to show it yet; `complete`; `aborted`: it never was one; `damaged`: it was complete, but its "
+            "manifest is gone or not what it was"
+        ),
+    ]
+    aligned: Annotated[
+        bool | None,
+        Meta(
+            description="whether nothing was in flight in it, so that all tables show the same prefix of the sources; "
+            "null until all stages have reported"
+        ),
+    ] = None
+    full: Annotated[bool | None, Meta(description="whether everything was stored anew, not only what has changed")] = (
+        None
+    )
+    drain: Annotated[bool | None, Meta(description="whether it is the last one of a run that stops")] = None
+    generation: Annotated[int, Meta(description="of the run's start, or restart, that took it")]
+    epoch: Annotated[int, Meta(description="the number under which sinks commit it")]
+    attempt: Annotated[
+        int | None, Meta(description="which one it is since the last that was not aborted; the first is 1")
+    ] = None
+    triggered_at: Annotated[Moment | None, Meta(description="when it was begun")] = None
+    duration_ms: Annotated[int | None, Meta(description="from there until it was decided or aborted, or until now")] = (
+        None
+    )
+    alignment_ms: Annotated[
+        int | None, Meta(description="how long the stage that waited longest for its barriers waited")
+    ] = None
+    new_bytes: Annotated[int | None, Meta(description="what was not stored before, as far as stages have reported")] = (
+        None
+    )
+    total_bytes: Annotated[int | None, Meta(description="all that it consists of, as far as stages have reported")] = (
+        None
+    )
+    in_flight_bytes: Annotated[int | None, Meta(description="of these, what was in flight between stages")] = None
+    why: Annotated[str | None, Meta(description="why it was aborted, or what is damaged; otherwise null")] = None
+    stages: Annotated[dict[str, StagePart], Meta(description="each stage's part of it, by the stage's name")] = {}
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """`checkpoints` are the last that ended, oldest first, whatever generation they were of."""
+    """What a run is doing, or was when it was last heard of."""
 
-    pipeline: str
-    pid: int
-    host: str
-    started_at: str
-    updated_at: str
-    state: RunState
-    why: str | None = None
-    generation: int | None = None
-    stages: dict[str, StageStatus] = {}
-    in_progress: tuple[CheckpointStatus, ...] = ()
-    checkpoints: tuple[CheckpointStatus, ...] = ()
+    pipeline: Annotated[str, Meta(description="the name of the pipeline")]
+    pid: Annotated[int, Meta(description="its process")]
+    host: Annotated[str, Meta(description="where that is")]
+    started_at: Annotated[Moment, Meta(description="when the run was started")]
+    updated_at: Annotated[Moment, Meta(description="when it said this")]
+    state: Annotated[
+        RunState,
+        Meta(
+            description="`starting`, `running`, `stopping`: it takes its last checkpoint, `restarting` after a "
+            "failure, or how it ended: `finished`, `interrupted`, `failed`. Where no run is alive, any of the others "
+            "means that it was killed"
+        ),
+    ]
+    why: Annotated[str | None, Meta(description="why it restarts, or has ended; otherwise null")] = None
+    generation: Annotated[int | None, Meta(description="the one it has opened; null: none yet")] = None
+    stages: Annotated[dict[str, StageStatus], Meta(description="its stages, by their names")] = {}
+    in_progress: Annotated[tuple[CheckpointStatus, ...], Meta(description="checkpoints under way, oldest first")] = ()
+    checkpoints: Annotated[
+        tuple[CheckpointStatus, ...],
+        Meta(description="the last that were decided or aborted, oldest first, whatever generation they were of"),
+    ] = ()
 
 
 class Observer:
     """Looks at a run from inside, from its control thread."""
 
     def __init__(self, pipeline: str) -> None:
-        now = _now()
-        self.status = RunStatus(pipeline, os.getpid(), socket.gethostname(), now, now, "starting")
+        at = now()
+        self.status = RunStatus(pipeline, os.getpid(), socket.gethostname(), at, at, "starting")
         self._rates: dict[tuple[int, str], tuple[float, int, float]] = {}
         self._earlier: deque[CheckpointStatus] = deque(maxlen=_LAST_CHECKPOINTS)
         self._ended: tuple[CheckpointStatus, ...] = ()
@@ -90,11 +179,11 @@ class Observer:
         if generation.generation != self.status.generation:
             self._earlier.extend(self._ended)
             self._rates.clear()
-        self._ended = tuple(status_of(each) for each in generation.coordinator.history[-_LAST_CHECKPOINTS:])
+        self._ended = tuple(status_of(generation, each) for each in generation.coordinator.history[-_LAST_CHECKPOINTS:])
         stages = generation.stages
         self.status = msgspec.structs.replace(
             self.status,
-            updated_at=_now(),
+            updated_at=now(),
             state="stopping" if is_stopping else "running",
             why=None,
             generation=generation.generation,
@@ -110,23 +199,14 @@ class Observer:
                 )
                 for name, stage in stages.items()
             },
-            in_progress=tuple(
-                status_of(
-                    each,
-                    {
-                        name: "done" if name in each.reports else stage.progress_of(each.checkpoint_id)
-                        for name, stage in stages.items()
-                    },
-                )
-                for each in generation.coordinator.active
-            ),
+            in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
             checkpoints=(*self._earlier, *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
 
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""
-        self.status = msgspec.structs.replace(self.status, updated_at=_now(), state=state, why=why, in_progress=())
+        self.status = msgspec.structs.replace(self.status, updated_at=now(), state=state, why=why, in_progress=())
         return self.status
 
     def _rate(self, generation: int, name: str, rows: int) -> float:
@@ -138,27 +218,87 @@ class Observer:
         return round(rate, 1)
 
 
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
+def now() -> str:
+    return as_moment(datetime.now(UTC))
 
 
-_STATES: Final = {Phase.COMPLETED: "committing", Phase.COMMITTED: "complete"}
+def as_moment(at: datetime) -> str:
+    """A time as it is told everywhere."""
+    return at.isoformat(timespec="milliseconds")
 
 
-def status_of(checkpoint: Checkpoint, stages: dict[str, str] | None = None) -> CheckpointStatus:
-    now_ms = time.monotonic_ns() // 1_000_000
-    since = timedelta(milliseconds=now_ms - checkpoint.triggered_ms)
+_STATES: Final[dict[Phase, CheckpointState]] = {
+    Phase.PREPARING: "preparing",
+    Phase.PREPARED: "prepared",
+    Phase.DECIDING: "deciding",
+    Phase.COMPLETED: "committing",
+    Phase.COMMITTED: "complete",
+    Phase.ABORTED: "aborted",
+}
+
+
+def status_of(generation: Generation, checkpoint: Checkpoint) -> CheckpointStatus:
+    """A checkpoint that this generation has begun."""
     reason = checkpoint.abort_reason
+    now_ms = time.monotonic_ns() // 1_000_000
+    stages = generation.parts_of(checkpoint)
     return CheckpointStatus(
         checkpoint=checkpoint_name(checkpoint.checkpoint_id),
-        state=_STATES.get(checkpoint.phase, checkpoint.phase.value),
-        aligned=checkpoint.is_aligned,
+        state=_STATES[checkpoint.phase],
+        aligned=checkpoint.is_aligned if len(checkpoint.reports) == len(stages) else None,
+        full=checkpoint.barrier.is_full_snapshot,
+        drain=checkpoint.barrier.is_drain,
         generation=checkpoint.generation,
+        epoch=checkpoint.barrier.epoch,
         attempt=checkpoint.attempt,
-        triggered_at=(datetime.now(UTC) - since).isoformat(timespec="milliseconds"),
+        triggered_at=generation.triggered_at(checkpoint.checkpoint_id),
         duration_ms=now_ms - checkpoint.triggered_ms if checkpoint.duration_ms is None else checkpoint.duration_ms,
+        alignment_ms=max((each.alignment_ms for each in checkpoint.reports.values()), default=0),
         new_bytes=checkpoint.new_bytes,
         total_bytes=checkpoint.total_bytes,
+        in_flight_bytes=sum(_in_flight_bytes(each) for each in checkpoint.reports.values()),
         why=None if reason is None else f"{reason.value}: {checkpoint.abort_detail}".removesuffix(": "),
-        stages={} if stages is None else stages,
+        stages=stages,
     )
+
+
+def status_in(manifest: Manifest) -> CheckpointStatus:
+    """A checkpoint that is complete, by what is stored of it."""
+    return CheckpointStatus(
+        checkpoint=checkpoint_name(manifest.checkpoint_id),
+        state="complete",
+        aligned=manifest.aligned,
+        full=bool(manifest.flags & Flag.FULL_SNAPSHOT),
+        drain=bool(manifest.flags & Flag.DRAIN),
+        generation=manifest.generation,
+        epoch=manifest.epoch,
+        attempt=manifest.attempt,
+        triggered_at=manifest.triggered_at,
+        duration_ms=manifest.duration_ms,
+        alignment_ms=manifest.alignment_ms,
+        new_bytes=manifest.new_bytes,
+        total_bytes=manifest.total_bytes,
+        in_flight_bytes=manifest.in_flight_bytes,
+        stages={
+            name: part_of(as_report(name, each, manifest.checkpoint_id, manifest.attempt, manifest.generation))
+            for name, each in manifest.stages.items()
+        },
+    )
+
+
+def part_of(report: StageReport) -> StagePart:
+    return StagePart(
+        progress="done",
+        cut=report.cut,
+        barrier_ms=report.barrier_ms,
+        alignment_ms=report.alignment_ms,
+        snapshot_ms=report.snapshot_ms,
+        new_bytes=report.new_bytes,
+        total_bytes=report.total_bytes,
+        in_flight_bytes=_in_flight_bytes(report),
+        watermark_ms=report.watermark_ms,
+    )
+
+
+def _in_flight_bytes(report: StageReport) -> int:
+    return sum(each.size_bytes for each in report.in_flight)

@@ -7,7 +7,7 @@ whose bytes are not those that the decision log's record names.
 from __future__ import annotations
 
 import hashlib
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,6 +17,8 @@ from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Segment
 
 FORMAT: Final = 1
+
+StageKind = Literal["source", "stage", "sink"]
 
 
 class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -77,7 +79,7 @@ class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of a stage must stay the same for its state to be taken up again, what a source reads, and where a sink's
     rows are."""
 
-    kind: str
+    kind: StageKind
     inputs: tuple[str, ...]
     output_mode: str
     schema: str
@@ -186,6 +188,7 @@ def as_report(stage: str, snapshot: StageSnapshot, checkpoint_id: int, attempt: 
         watermark_ms=snapshot.watermark_ms,
         new_bytes=snapshot.new_bytes,
         total_bytes=snapshot.total_bytes,
+        barrier_ms=snapshot.barrier_ms,
         alignment_ms=snapshot.alignment_ms,
         snapshot_ms=snapshot.snapshot_ms,
     )

@@ -1,0 +1,296 @@
+"""What every command answers with `--json`, as values: one schema, of one version.
+
+A command prints one object, an `Answer`; `run` prints one `Event` per line. Both are tagged unions: a new kind is one
+more struct and its name in the union. docs/reference/json.md is made from what stands here: `./dev docs`.
+
+Within a version fields and kinds may be added. A field that is removed, renamed or given another meaning raises it.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from tidegate.spark.remote import Life
+from tidegate.spark.status import CheckpointStatus, Moment, RunStatus, StageStatus, now
+from tidegate.storage.manifest import StageKind
+
+VERSION: Final = 1
+Version = Annotated[Literal[1], Meta(description="of this schema")]
+
+Root = Annotated[str, Meta(description="the root, as it was given")]
+PipelineName = Annotated[str, Meta(description="the name of the pipeline")]
+
+
+class _Answer(msgspec.Struct, tag_field="answer", kw_only=True):
+    version: Version = VERSION
+
+
+class _Event(msgspec.Struct, tag_field="event", kw_only=True):
+    version: Version = VERSION
+    at: Annotated[Moment, Meta(description="when it was told")] = msgspec.field(default_factory=now)
+
+
+# -- what several tell ------------------------------------------------------------------------------
+
+
+class Table(msgspec.Struct, frozen=True):
+    """Where the rows of a sink are."""
+
+    kind: Annotated[str, Meta(description="such as `delta` or `postgres`")]
+    address: Annotated[str, Meta(description="its path or its name, without credentials")]
+
+
+class GraphStage(msgspec.Struct, frozen=True):
+    """A stage of a pipeline's DAG."""
+
+    kind: Annotated[StageKind, Meta(description="what it is")]
+    inputs: Annotated[tuple[str, ...], Meta(description="the stages that it reads")]
+    output_mode: Annotated[str, Meta(description="Spark's: `append`, `update` or `complete`")]
+    table: Annotated[Table | None, Meta(description="of a sink; null of other stages")] = None
+
+
+class NextStart(msgspec.Struct, frozen=True):
+    """What the next run on a root does."""
+
+    decision: Annotated[
+        Literal["fresh", "goes_on", "skips", "refuses"],
+        Meta(
+            description="`fresh`: it starts from the beginning, `goes_on` from the newest checkpoint, `skips` what is "
+            "damaged and goes on from an older one, `refuses` to start"
+        ),
+    ]
+    checkpoint: Annotated[str | None, Meta(description="the one that it goes on from; null: none")] = None
+    why: Annotated[str | None, Meta(description="why it skips one or refuses; otherwise null")] = None
+
+
+class VerifiedCheckpoint(msgspec.Struct):
+    """What was found of the files of one checkpoint."""
+
+    checkpoint: Annotated[str, Meta(description="its name")]
+    state: Annotated[
+        Literal["intact", "damaged", "removed"],
+        Meta(description="`removed`: by the run that is alive, while it was read; that is no damage"),
+    ] = "intact"
+    files: Annotated[int, Meta(description="how many are what they were")] = 0
+    bytes: Annotated[int, Meta(description="of these")] = 0
+    damage: Annotated[list[str], Meta(description="each file that is not, and what is wrong with it")] = []
+
+
+class FailedSeed(msgspec.Struct, frozen=True):
+    """A simulated run that broke a guarantee."""
+
+    seed: Annotated[int, Meta(description="which one")]
+    failure: Annotated[str, Meta(description="what was broken")]
+    replay: Annotated[str, Meta(description="the command that replays it")]
+
+
+class ComparedTable(msgspec.Struct, frozen=True):
+    """A table of the demo against what a batch job over the same input gives."""
+
+    expected: Annotated[int, Meta(description="rows that it must hold")]
+    found: Annotated[int, Meta(description="rows that it holds")]
+    lost: Annotated[int, Meta(description="rows that it lacks")]
+    duplicated: Annotated[int, Meta(description="rows that it has too often")]
+    unexpected: Annotated[int, Meta(description="rows that it has though nothing gives them")]
+
+
+# -- answers ----------------------------------------------------------------------------------------
+
+
+class StatusAnswer(_Answer, tag="status", kw_only=True):
+    """`tidegate status`. Its exit code says whether a run is alive: 0, 6 if none is, 7 if it hangs."""
+
+    root: Root
+    pipeline: PipelineName
+    life: Annotated[
+        Life,
+        Meta(
+            description="`hanging`: a run holds the root but has not been heard of for a while; `stopped`: no run is "
+            "alive, however the last one ended"
+        ),
+    ]
+    heard_at: Annotated[
+        Moment | None, Meta(description="when the run that holds the root was last heard of; null: none does")
+    ]
+    newest_checkpoint: Annotated[str | None, Meta(description="the newest that is complete; null: none yet")]
+    next_start: NextStart
+    run: Annotated[
+        RunStatus | None,
+        Meta(
+            description="the run that holds the root, null while it has not spoken yet; if none does, the last one, "
+            "null if that has left no word"
+        ),
+    ]
+
+
+class CheckpointsAnswer(_Answer, tag="checkpoints", kw_only=True):
+    """`tidegate checkpoints`."""
+
+    root: Root
+    pipeline: PipelineName
+    next_start: NextStart
+    checkpoints: Annotated[
+        tuple[CheckpointStatus, ...],
+        Meta(
+            description="all that are retained, those that the run has lately aborted, and what it has in progress, in "
+            "the order of their numbers"
+        ),
+    ]
+
+
+class CheckpointAnswer(_Answer, tag="checkpoint", kw_only=True):
+    """`tidegate checkpoints ID`: one checkpoint in full."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoint: CheckpointStatus
+    graph: Annotated[dict[str, GraphStage], Meta(description="the pipeline as it was then, by the names of its stages")]
+    source_positions: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="per source, where it stood in each of its streams, in Spark's words for that kind of stream"),
+    ]
+    in_flight: Annotated[
+        dict[str, dict[str, int]],
+        Meta(description="per stage and input, bytes that were in flight at an unaligned cut; where there were any"),
+    ]
+    manifest: Annotated[str, Meta(description="the file in the root that lists all it consists of")]
+
+
+class TakenAnswer(_Answer, tag="taken", kw_only=True):
+    """`tidegate checkpoint`: the one that was taken. Every table shows it."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoint: CheckpointStatus
+
+
+class VerifyAnswer(_Answer, tag="verify", kw_only=True):
+    """`tidegate verify`. Exits with 4 if any of them is damaged."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoints: Annotated[tuple[VerifiedCheckpoint, ...], Meta(description="those that were read, oldest first")]
+
+
+class GraphAnswer(_Answer, tag="graph", kw_only=True):
+    """`tidegate graph`."""
+
+    pipeline: PipelineName
+    checkpoint: Annotated[
+        str | None, Meta(description="of a root, the checkpoint that the pipeline is shown at; null: as a file has it")
+    ]
+    stages: Annotated[dict[str, GraphStage], Meta(description="by their names, each after those that it reads")]
+
+
+class SimulateAnswer(_Answer, tag="simulate", kw_only=True):
+    """`tidegate simulate`. Exits with 1 if a seed failed."""
+
+    seeds: Annotated[int, Meta(description="how many were run")]
+    failures: Annotated[tuple[FailedSeed, ...], Meta(description="those that broke a guarantee")]
+    checkpoints: Annotated[int, Meta(description="that were completed")]
+    unaligned: Annotated[int, Meta(description="of these")]
+    aborted: Annotated[int, Meta(description="checkpoints that were aborted")]
+    generations: Annotated[int, Meta(description="that were opened")]
+    crashes: Annotated[int, Meta(description="of simulated processes")]
+    refused: Annotated[int, Meta(description="recoveries that were refused because a checkpoint was damaged")]
+    steps: Annotated[int, Meta(description="events in all")]
+    seconds: Annotated[float, Meta(description="how long it took")]
+
+
+class ReplayAnswer(_Answer, tag="replay", kw_only=True):
+    """`tidegate simulate --seed N`. Exits with 1 if it failed."""
+
+    seed: Annotated[int, Meta(description="which one")]
+    failure: Annotated[str | None, Meta(description="the guarantee that it broke, or null")]
+    steps: Annotated[int, Meta(description="events in all")]
+    trace: Annotated[tuple[str, ...], Meta(description="what happened, for people")]
+
+
+class DemoAnswer(_Answer, tag="demo", kw_only=True):
+    """`tidegate demo`. Exits with 1 if a row is lost or there twice."""
+
+    tables: Annotated[dict[str, ComparedTable], Meta(description="by their names")]
+    checkpoints: Annotated[int, Meta(description="that were taken")]
+    kills: Annotated[int, Meta(description="that were survived")]
+
+
+class ErrorAnswer(_Answer, tag="error", kw_only=True):
+    """Any command that could not do what it was asked for, in place of its answer."""
+
+    error: Annotated[
+        str,
+        Meta(
+            description="its class: one of `tidegate.errors`, `WrongUsage` of the command line, or any other of "
+            "Python's, which is a defect in Tidegate or in the pipeline"
+        ),
+    ]
+    message: Annotated[str, Meta(description="what happened, to what, and what to do")]
+    retry_helps: Annotated[bool, Meta(description="whether the same command may succeed later")]
+    exit: Annotated[int, Meta(description="what the command ends with")]
+
+
+Answer = (
+    StatusAnswer
+    | CheckpointsAnswer
+    | CheckpointAnswer
+    | TakenAnswer
+    | VerifyAnswer
+    | GraphAnswer
+    | SimulateAnswer
+    | ReplayAnswer
+    | DemoAnswer
+    | ErrorAnswer
+)
+
+
+# -- what a run tells -------------------------------------------------------------------------------
+
+
+class CheckpointEvent(_Event, tag="checkpoint", kw_only=True):
+    """A checkpoint was decided (`committing`), is shown by every table (`complete`; this may come alone), or was
+    `aborted`."""
+
+    checkpoint: CheckpointStatus
+
+
+class StagesEvent(_Event, tag="stages", kw_only=True):
+    """What the stages are doing, once a second."""
+
+    generation: Annotated[int | None, Meta(description="the one they are of")]
+    stages: Annotated[dict[str, StageStatus], Meta(description="by their names")]
+
+
+class StoppingEvent(_Event, tag="stopping", kw_only=True):
+    """The run was told to stop, and takes its last checkpoint."""
+
+
+class RestartingEvent(_Event, tag="restarting", kw_only=True):
+    """Something failed; the run starts again from its last checkpoint."""
+
+    why: Annotated[str, Meta(description="what failed")]
+
+
+class EndedEvent(_Event, tag="ended", kw_only=True):
+    """The last line of a run that ended without an error."""
+
+    state: Annotated[
+        Literal["finished", "interrupted"],
+        Meta(description="`finished` with a last checkpoint, or `interrupted` without one"),
+    ]
+    why: Annotated[str, Meta(description="for people")]
+    exit: Annotated[int, Meta(description="what the command ends with")]
+
+
+class ErrorEvent(_Event, tag="error", kw_only=True):
+    """The last line of a run that failed or could not start. The fields are those of the answer of that name."""
+
+    error: Annotated[str, Meta(description="its class")]
+    message: Annotated[str, Meta(description="what happened, to what, and what to do")]
+    retry_helps: Annotated[bool, Meta(description="whether the same command may succeed later")]
+    exit: Annotated[int, Meta(description="what the command ends with")]
+
+
+Event = CheckpointEvent | StagesEvent | StoppingEvent | RestartingEvent | EndedEvent | ErrorEvent
