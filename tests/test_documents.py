@@ -191,9 +191,10 @@ def test_the_reference_is_up_to_date() -> None:
         assert (reference.FOLDER / name).read_text(encoding="utf-8") == text, "run ./dev docs"
 
 
-@pytest.mark.parametrize(
-    "path", [*sorted(ROOT.glob("*.md")), *GUIDES, *sorted(reference.FOLDER.glob("*.md"))], ids=lambda path: path.name
-)
+PAGES = sorted(path for which in ("*.md", "docs/**/*.md", "examples/**/*.md") for path in ROOT.glob(which))
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_between_documents_lead_somewhere(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):

@@ -1,0 +1,240 @@
+"""The examples, run as their pages say, killed and started again; their tables against what the input demands."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pytest
+
+import tidegate
+from tests.cli.harness import tidegate as tidegate_command
+from tidegate.sinks.reading import TablesAt
+from tidegate.spark.remote import read_status
+from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
+from tidegate.storage.paths import RootPaths
+
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
+NAMES = sorted(path.parent.name for path in EXAMPLES.glob("*/pipeline.py"))
+_SECONDS = 300
+
+Rows = list[dict[str, Any]]
+
+
+def commands_of(page: Path) -> list[str]:
+    """The lines of its blocks of shell commands, without what is said of them."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [line.split("  #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+class Visitor:
+    """Somebody who has copied an example and does what its page says, and nothing else."""
+
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str] | None = None) -> None:
+        self.folder = folder / name
+        unwanted = shutil.ignore_patterns("input", "lake", "state", "outbox", "__pycache__")
+        shutil.copytree(EXAMPLES / name, self.folder, ignore=unwanted)
+        self.root = self.folder / "state"
+        self._left = set(commands_of(self.folder / "README.md"))
+        self._environment = {**os.environ, **(environment or {})}
+        self._environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), self._environment["PATH"]])
+        self._environment.pop(KILL_VARIABLE, None)
+
+    def _take(self, command: str, instead: str | None) -> str:
+        assert command in commands_of(self.folder / "README.md"), f"the page does not say: {command}"
+        self._left.discard(command)
+        return instead or command
+
+    def do(self, command: str, *, instead: str | None = None, code: int = 0) -> str:
+        """Run a command of the page to its end; `instead` is the same with less to do."""
+        done = subprocess.run(
+            self._take(command, instead),
+            shell=True,
+            cwd=self.folder,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=False,
+        )
+        said = done.stdout + done.stderr
+        print(f"$ {command}\n{said}")
+        assert done.returncode == code, said
+        return said
+
+    @contextmanager
+    def doing(
+        self, command: str, *, instead: str | None = None, kill_at: str = ""
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A command of the page in a terminal of its own."""
+        environment = {**self._environment, **({KILL_VARIABLE: kill_at} if kill_at else {})}
+        said = self.folder / "said"
+        with said.open("wb") as output:
+            command = f"exec {self._take(command, instead)}"  # so that the process is the command's, not the shell's
+            process = subprocess.Popen(
+                command, shell=True, cwd=self.folder, env=environment, stdout=output, stderr=output
+            )
+        try:
+            yield process
+            process.wait(_SECONDS)
+        except BaseException:
+            process.kill()
+            process.wait()
+            print(said.read_text(encoding="utf-8"))
+            raise
+
+    def await_rows(self, process: subprocess.Popen[bytes]) -> None:
+        """Until a checkpoint of this run holds rows."""
+
+        def has_some() -> bool:
+            assert process.poll() is None, (self.folder / "said").read_text(encoding="utf-8")
+            status = read_status(RootPaths(self.root))
+            ours = status.checkpoints if status is not None and status.pid == process.pid else ()
+            return any(each.state == "complete" and each.new_bytes for each in ours)
+
+        deadline = time.monotonic() + _SECONDS
+        while not has_some():
+            assert time.monotonic() < deadline, (self.folder / "said").read_text(encoding="utf-8")
+            time.sleep(0.05)
+
+    def check_that_all_was_done(self) -> None:
+        assert not self._left, "commands of the page that no test runs"
+
+    # -- what is there ----------------------------------------------------------------------------
+
+    def input(self, name: str) -> Rows:
+        files = sorted((self.folder / "input" / name).glob("*.json"))
+        return [json.loads(line) for path in files for line in path.read_text(encoding="utf-8").splitlines()]
+
+    def table(self, name: str) -> Rows:
+        rows: Rows = deltalake.DeltaTable(self.folder / "lake" / name).to_pyarrow_table().to_pylist()
+        return rows
+
+
+def counted(rows: Rows, *columns: str) -> Counter[tuple[Any, ...]]:
+    return Counter(tuple(row.get(column) for column in columns) for row in rows)
+
+
+def with_times(rows: Rows, *columns: str) -> Rows:
+    return [row | {column: datetime.fromisoformat(row[column]) for column in columns} for row in rows]
+
+
+def killed_once(visitor: Visitor, run: str, generate: str, less: str, step: str) -> None:
+    """The page's live run, killed at a step after it has shown that it works, while there is more input."""
+    armed = visitor.folder / "armed"
+    with visitor.doing(run, kill_at=f"{step}@{armed}") as process:
+        visitor.await_rows(process)
+        visitor.do(generate, instead=less)
+        assert "is running in process" in visitor.do("tidegate status --root state")
+        armed.touch()
+        assert process.wait(_SECONDS) == -signal.SIGKILL, (visitor.folder / "said").read_text(encoding="utf-8")
+    visitor.do(KILL, instead="true")  # it has killed itself, at a worse moment than anybody could find
+    assert "was killed" in visitor.do("tidegate status --root state", code=6)
+
+
+LIVE = "tidegate run pipeline.py --root state --checkpoint-interval 2s"
+TO_THE_END = "tidegate run pipeline.py --root state --available-now"
+BIT_BY_BIT = "python generate.py --files 100 --every 0.5"
+KILL = "kill -9 PID"
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_orders_and_payments_are_joined_and_all_tables_agree_though_the_run_was_killed(tmp_path: Path) -> None:
+    visitor = Visitor("orders", tmp_path)
+    visitor.do("python generate.py", instead="python generate.py --files 12")
+    killed_once(visitor, LIVE, BIT_BY_BIT, "python generate.py --files 4", "sink_committed:1")
+    visitor.do(TO_THE_END)
+    said = visitor.do("python look.py")
+    assert "paid_orders and by_country agree" in said
+    assert "twice: 0" in said
+
+    orders = with_times(visitor.input("orders"), "ts")
+    assert len(orders) == 1600
+    payments = {row["order_id"] for row in visitor.input("payments")}
+    paid = [row for row in orders if row["id"] in payments]
+    columns = ("id", "ts", "country", "amount")
+    assert counted(visitor.table("all_orders"), *columns) == counted(orders, *columns)
+    assert counted(visitor.table("paid_orders"), *columns) == counted(paid, *columns)
+    assert countries(visitor.table("by_country")) == totals(paid, "country")
+    # A window is written when the watermark, ten minutes before the last order that was paid, has passed its end.
+    passed = max(row["ts"] for row in paid) - timedelta(minutes=10)
+    windows: Counter[tuple[datetime, str]] = Counter()
+    for row in paid:
+        minute = row["ts"].replace(second=0)
+        if minute + timedelta(minutes=1) <= passed:
+            windows[minute, row["country"]] += row["amount"]
+    assert windows
+    assert counted(visitor.table("revenue"), "minute", "country", "amount") == Counter(
+        (*window, amount) for window, amount in windows.items()
+    )
+    for tables in at_every_checkpoint(visitor):
+        paid_then = tables["paid_orders"].to_arrow().to_pylist()
+        assert countries(tables["by_country"].to_arrow().to_pylist()) == totals(paid_then, "country")
+    visitor.check_that_all_was_done()
+
+
+def countries(rows: Rows) -> dict[str, tuple[int, int]]:
+    return {row["country"]: (row["orders"], row["amount"]) for row in rows}
+
+
+def totals(rows: Rows, column: str) -> dict[str, tuple[int, int]]:
+    """How many rows there are, and the sum of their amounts, for each value of the column."""
+    found: dict[str, list[int]] = defaultdict(list)
+    for row in rows:
+        found[row[column]].append(row["amount"])
+    return {value: (len(amounts), sum(amounts)) for value, amounts in found.items()}
+
+
+def at_every_checkpoint(visitor: Visitor) -> list[TablesAt]:
+    """The tables as they were at each of those that are kept."""
+    kept = re.findall(r"ckpt-\d+", visitor.do("tidegate checkpoints --root state"))
+    assert len(kept) >= 2
+    return [tidegate.read(visitor.root, checkpoint) for checkpoint in kept]
+
+
+# -- what needs no Spark --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_can_be_drawn(name: str) -> None:
+    drawing = tidegate_command("graph", EXAMPLES / name / "pipeline.py")
+    assert drawing.returncode == 0, drawing.stderr
+    assert "sink" in drawing.stdout
+
+
+def test_every_option_that_a_page_names_is_one_of_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # so that the help has room for them
+    named: dict[str, set[str]] = defaultdict(set)
+    for name in NAMES:
+        for command in commands_of(EXAMPLES / name / "README.md"):
+            if command.startswith("tidegate "):
+                named[command.split()[1]] |= set(re.findall(r"--[a-z-]+", command))
+    for command, options in named.items():
+        assert options <= set(re.findall(r"--[a-z-]+", tidegate_command(command, "--help").stdout)), command
+
+
+def test_the_page_of_all_examples_lists_each_and_says_how_to_begin_anew() -> None:
+    page = EXAMPLES / "README.md"
+    listed = re.findall(r"^\| \[(\w+)\]\(\1/README.md\) \|", page.read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(listed) == NAMES
+    enter, shell, remove = commands_of(page)
+    assert (ROOT / enter.removeprefix("cd ")).is_dir()
+    assert (ROOT / enter.removeprefix("cd ") / shell.split()[0]).resolve() == ROOT / "dev"
+    ignored = re.findall(r"^/examples/\*/(\w+)/$", (ROOT / ".gitignore").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(remove.removeprefix("rm -rf ").split()) == sorted(ignored)
