@@ -208,6 +208,40 @@ def at_every_checkpoint(visitor: Visitor) -> list[TablesAt]:
     return [tidegate.read(visitor.root, checkpoint) for checkpoint in kept]
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_of_every_customer_the_newest_change_is_shown_though_the_run_was_killed(tmp_path: Path) -> None:
+    visitor = Visitor("changes", tmp_path)
+    visitor.do("python generate.py", instead="python generate.py --files 12")
+    killed_once(visitor, LIVE, BIT_BY_BIT, "python generate.py --files 4", "manifest_written:1")
+    visitor.do(TO_THE_END)
+    assert "customers is what the log of changes gives" in visitor.do("python look.py")
+
+    changes = visitor.input("changes")
+    columns = ("seq", "op", "id", "name", "city", "credit")
+    assert counted(visitor.table("change_log"), *columns) == counted(changes, *columns)
+    assert len({row["seq"] for row in changes}) < len(changes), "none came twice"
+    assert customers_of(visitor.table("customers")) == newest(changes)
+    assert {row["deleted"] for row in visitor.table("customers")} == {True, False}
+    for tables in at_every_checkpoint(visitor):
+        log, customers = (tables[name].to_arrow().to_pylist() for name in ("change_log", "customers"))
+        assert customers_of(customers) == newest(log)
+    visitor.check_that_all_was_done()
+
+
+def newest(changes: Rows) -> dict[int, tuple[Any, ...]]:
+    found: dict[int, tuple[Any, ...]] = {}
+    for row in sorted(changes, key=lambda row: row["seq"]):
+        found[row["id"]] = (row["seq"], row["op"] == "delete", row.get("name"), row.get("city"), row.get("credit"))
+    return found
+
+
+def customers_of(rows: Rows) -> dict[int, tuple[Any, ...]]:
+    found = {row["id"]: (row["seq"], row["deleted"], row["name"], row["city"], row["credit"]) for row in rows}
+    assert len(found) == len(rows), "a key is there twice"
+    return found
+
+
 # -- what needs no Spark --------------------------------------------------------------------------
 
 
