@@ -242,6 +242,53 @@ def customers_of(rows: Rows) -> dict[int, tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_visits_are_made_of_clicks_with_timers_and_state_that_survive_a_kill(tmp_path: Path) -> None:
+    # Elsewhere than in UTC: a processor gets times without a zone.
+    visitor = Visitor("sessions", tmp_path, {"TZ": "Asia/Tokyo"})
+    visitor.do("python generate.py", instead="python generate.py --files 12")
+    with visitor.doing(LIVE) as process:
+        visitor.await_rows(process)
+        visitor.do(BIT_BY_BIT, instead="python generate.py --files 12")
+        found = re.search(r"is running in process (\d+)", visitor.do("tidegate status --root state"))
+        assert found
+        visitor.do(KILL, instead=f"kill -9 {found[1]}")
+        assert process.wait(_SECONDS) == -signal.SIGKILL
+    visitor.do(TO_THE_END)
+    assert "sessions and visitors agree" in visitor.do("python look.py")
+    visitor.check_that_all_was_done()
+
+    clicks = with_times(visitor.input("clicks"), "ts")
+    passed = max(row["ts"] for row in clicks) - timedelta(minutes=5)
+    expected = visits(clicks, passed)
+    assert max(row[1] for row in expected) >= 2, "nobody came twice: state has nothing to carry on"
+    shown = visitor.table("sessions")
+    assert counted(shown, "visitor", "visit", "started", "ended", "clicks") == expected
+    last = {row["visitor"]: (row["visit"], row["ended"]) for row in sorted(shown, key=lambda row: row["visit"])}
+    assert {row["visitor"]: (row["visit"], row["ended"]) for row in visitor.table("visitors")} == last
+
+
+def visits(clicks: Rows, passed: datetime) -> Counter[tuple[Any, ...]]:
+    """Those that were over when the watermark stood there."""
+    silence = timedelta(minutes=10)
+    found: Counter[tuple[Any, ...]] = Counter()
+    for visitor in {row["visitor"] for row in clicks}:
+        moments = sorted(row["ts"] for row in clicks if row["visitor"] == visitor)
+        ends = [
+            each
+            for each, after in zip(moments, [*moments[1:], None], strict=True)
+            if not after or after - each > silence
+        ]
+        started = moments[0]
+        for number, ended in enumerate(ends, start=1):
+            during = [each for each in moments if started <= each <= ended]
+            if ended + silence <= passed:
+                found[visitor, number, started, ended, len(during)] += 1
+            started = next((each for each in moments if each > ended), ended)
+    return found
+
+
 # -- what needs no Spark --------------------------------------------------------------------------
 
 
