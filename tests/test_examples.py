@@ -289,6 +289,33 @@ def visits(clicks: Rows, passed: datetime) -> Counter[tuple[Any, ...]]:
     return found
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_slow_sink_holds_the_source_back_and_checkpoints_do_not_wait_for_it(tmp_path: Path) -> None:
+    visitor = Visitor("backpressure", tmp_path)
+    visitor.do("python generate.py", instead="python generate.py --files 14")
+    bounded = f"{LIVE} --max-backlog-segments 3 --unaligned-after 1s"
+    with visitor.doing(bounded, instead=f"{bounded} --available-now") as process:
+        visitor.await_rows(process)
+        assert "pipeline backpressure" in visitor.do("tidegate status --root state")
+    said = (visitor.folder / "said").read_text(encoding="utf-8")
+    assert process.returncode == 0, said
+    assert "measured is held back by" in said
+    assert re.search(r"ckpt-\d+ complete in .*, unaligned", said)
+    assert "700 readings, 700 of them scored" in visitor.do("python look.py")
+    assert "unaligned" in visitor.do("tidegate checkpoints --root state") + said
+    visitor.check_that_all_was_done()
+
+    readings = visitor.input("readings")
+    columns = ("sensor", "number", "value")
+    assert counted(visitor.table("readings"), *columns) == counted(readings, *columns)
+    scored = [row | {"score": row["value"] % 100} for row in readings]
+    assert counted(visitor.table("scores"), *columns, "score") == counted(scored, *columns, "score")
+    sent = [row for path in (visitor.folder / "outbox").glob("*.json") for row in json.loads(path.read_bytes())]
+    alerts = [row for row in scored if row["score"] >= 50]
+    assert counted(sent, *columns, "score") == counted(alerts, *columns, "score")
+
+
 # -- what needs no Spark --------------------------------------------------------------------------
 
 
