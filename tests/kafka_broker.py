@@ -23,6 +23,7 @@ _FETCH_SECONDS = 300
 _SMALL = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 BROKER = ("org.apache.kafka:kafka_2.13:4.2.0",)
+TOOLS = ("org.apache.kafka:kafka-tools:4.2.0",)  # those of its command line; with what the broker needs it is whole
 # The newest that can be had, with the Kafka client that it was made for; of what Spark has itself it needs nothing.
 CONNECTOR = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import psycopg
 import pytest
 
 import tidegate
@@ -314,6 +315,61 @@ def test_a_slow_sink_holds_the_source_back_and_checkpoints_do_not_wait_for_it(tm
     sent = [row for path in (visitor.folder / "outbox").glob("*.json") for row in json.loads(path.read_bytes())]
     alerts = [row for row in scored if row["score"] >= 50]
     assert counted(sent, *columns, "score") == counted(alerts, *columns, "score")
+
+
+# -- Kafka: its broker is there for `./dev kafka` only ----------------------------------------------
+
+
+@pytest.mark.kafka
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.spark
+def test_payments_come_out_of_kafka_once_in_delta_and_in_postgresql_though_the_run_was_killed(tmp_path: Path) -> None:
+    from tests.services import Services
+
+    with Services() as services:
+        visitor = Visitor("kafka", tmp_path, services.environment)
+        for command in (
+            "export KAFKA_SERVERS",
+            "export PGHOST",
+            "export CONNECTOR",
+            "./dev exec python -m tests.services",
+        ):
+            (given,) = [each for each in commands_of(visitor.folder / "README.md") if each.startswith(command)]
+            visitor.do(given, instead="true")  # what they would give is in the environment
+        topics = "--bootstrap-server $KAFKA_SERVERS"
+        send = f"kafka-console-producer.sh {topics} --topic payments"
+        visitor.do(f"kafka-topics.sh {topics} --create --topic payments --partitions 2")
+        visitor.do(f"python generate.py | {send}")
+        run = "tidegate run pipeline.py --root state --conf $CONNECTOR"
+        more = f"python generate.py --first 1000 --count 5000 --every 0.01 | {send}"
+        less = f"python generate.py --first 1000 --count 700 | {send}"
+        killed_once(visitor, f"{run} --checkpoint-interval 2s", more, less, "sink_committed:1")
+        visitor.do(f"{run} --available-now")
+        said = visitor.do("python look.py")
+        assert "1,666 payments, 34 messages refused" in said
+        assert "payments and balances agree" in said
+        kept = re.findall(r"ckpt-0*(\d+)", visitor.do("tidegate checkpoints --root state"))
+        one = f"tidegate checkpoints {kept[-1]} --root state"
+        offsets = re.search(
+            r'stands at .*"0":(\d+),"1":(\d+)', visitor.do("tidegate checkpoints 8 --root state", instead=one)
+        )
+        assert offsets
+        assert int(offsets[1]) + int(offsets[2]) == 1700
+        assert "account 0" in visitor.do('psql -c "SELECT * FROM balances ORDER BY account LIMIT 3"')
+        visitor.check_that_all_was_done()
+
+        sent = visitor.do(f"python generate.py | {send}", instead="python generate.py --count 1700").splitlines()
+        good = [json.loads(line) for line in sent if line.endswith("}")]
+        assert counted(visitor.table("payments"), "id", "account", "amount") == counted(good, "id", "account", "amount")
+        assert counted(visitor.table("refused"), "text") == Counter((line,) for line in sent if not line.endswith("}"))
+        at = counted(visitor.table("payments") + visitor.table("refused"), "partition", "offset")
+        assert set(at.values()) == {1}
+        where = services.environment
+        with psycopg.connect(host=where["PGHOST"], dbname=where["PGDATABASE"], user=where["PGUSER"]) as connection:
+            rows = connection.execute("SELECT account, payments, balance::bigint FROM balances").fetchall()
+        assert {account: (count, balance) for account, count, balance in rows} == totals(good, "account")
+        assert len(rows) == len(totals(good, "account"))
 
 
 # -- what needs no Spark --------------------------------------------------------------------------
