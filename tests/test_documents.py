@@ -15,6 +15,8 @@ import deltalake
 import pytest
 
 from tests.cli.harness import live_run, tidegate, wait_until
+from tests.cli.strict import answered
+from tidegate.cli.answers import DemoAnswer
 from tidegate.spark.remote import Life, look
 from tidegate.storage.paths import RootPaths
 from tools import reference
@@ -159,12 +161,16 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
 @pytest.mark.spark
 def test_the_demo_survives_its_kills_and_draws_a_picture(tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("tidegate"))
-    command = [program, "demo", "--files", "12", "--svg", str(tmp_path / "demo.svg")]
+    command = [program, "demo", "--files", "12", "--svg", str(tmp_path / "demo.svg"), "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("killed with SIGKILL") == 2
-    assert "2 kills survived" in done.stdout
-    assert "nothing lost, nothing twice" in done.stdout
+    assert done.stderr.count("killed with SIGKILL") == 2
+    assert "2 kills survived" in done.stderr
+    assert "nothing lost, nothing twice" in done.stderr
+    verdict = answered(done.stdout)
+    assert isinstance(verdict, DemoAnswer)
+    assert verdict.tables.keys() >= {"revenue"}
+    assert all(each.found == each.expected > 0 for each in verdict.tables.values())
     check_picture(tmp_path / "demo.svg")
 
 

@@ -7,6 +7,7 @@ command, from the commands themselves: `./dev docs`.
 from __future__ import annotations
 
 import argparse
+import enum
 import inspect
 import json
 import sys
@@ -32,7 +33,7 @@ without (see [commands](../commands.md)); `tidegate run` prints one object per l
 stdout: what the functions of a pipeline print goes to stderr, and so does an error for people.
 
 A command that cannot do what it was asked for answers with [`error`](#answer-error), also where its options are wrong;
-a run tells it as its last event. What cannot be written to stdout, and a process that is killed, cannot be told there.
+a run tells it as its last event. Of a command that is killed, or interrupted before it has begun, nothing is told.
 
 Every answer has `answer` (which one it is, as below) and `version`, which is {answers.VERSION}. Every event has
 `event`, `version` and `at`, the time when it was told. Every field is always there; null means what is said of it.
@@ -146,7 +147,9 @@ def _option(option: Any) -> str:
     is_argument = option.param_type_name == "argument"
     names = [option.metavar or option.name.upper()] if is_argument else [*option.opts, *option.secondary_opts]
     default = "required" if option.required else _default(option)
-    return f"| {', '.join(f'`{name}`' for name in names)} | {default} | {_in_a_cell(option.help or '')} |"
+    is_choice = isinstance(option.default, enum.Enum)
+    one_of = " One of " + ", ".join(f"`{each.value}`" for each in type(option.default)) + "." if is_choice else ""
+    return f"| {', '.join(f'`{name}`' for name in names)} | {default} | {_in_a_cell(option.help or '')}{one_of} |"
 
 
 def _default(option: Any) -> str:

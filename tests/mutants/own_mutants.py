@@ -23,6 +23,7 @@ from tidegate.spark.order import in_order
 from tidegate.spark.pausing import PausableSource
 from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
+from tidegate.spark.status import Observer
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -505,6 +506,28 @@ OWN_DEFECTS: Final = (
         "a table that has a column to order by holds up all stages before it",
         rewrite(Edit(in_order, " and each.sink.needs_order", "")),
         properties.order_is_kept_on_the_whole_way_to_a_table_with_a_key,
+    ),
+    # -- what is told
+    Mutant(
+        "the_moment_of_a_trigger_is_taken_at_every_look",
+        Section.OWN,
+        "one checkpoint was begun at two times, by its manifest and by the run",
+        rewrite(Edit(Generation.triggered_at, "return self._triggered_at[checkpoint_id]", "return now()")),
+        played_properties.a_checkpoint_is_told_as_its_manifest_has_it,
+    ),
+    Mutant(
+        "stages_are_told_as_they_are_after_an_abort",
+        Section.OWN,
+        "of a checkpoint that was aborted nobody can tell which stage it waited for",
+        rewrite(Edit(Generation._abort, "self._parts_when_aborted.setdefault(", "dict().setdefault(")),
+        played_properties.an_aborted_checkpoint_tells_how_far_each_stage_had_come,
+    ),
+    Mutant(
+        "what_was_decided_before_a_restart_is_never_complete",
+        Section.OWN,
+        "a checkpoint waits for its tables for ever, though the next generation has committed it",
+        rewrite(Edit(Observer._of_earlier, 'each.state == "committing" and is_shown', "False")),
+        played_properties.what_was_decided_before_a_restart_is_complete_once_tables_show_it,
     ),
     # -- sources
     Mutant(

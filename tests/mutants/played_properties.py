@@ -10,14 +10,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
+
 from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
+from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
+from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
+from tidegate.storage.inspection import retained_manifests
 
 _BOUND = 4
 _ROUNDS = 500
@@ -220,3 +225,43 @@ def what_a_table_would_refuse_is_not_decided() -> None:
         checkpoint_id = pipeline.generation.trigger()
         comes_true(pipeline, lambda: not pipeline.generation.is_under_way(checkpoint_id), "the checkpoint has ended")
         assert not pipeline.generation.completed(checkpoint_id)
+
+
+@contextmanager
+def plain(**arguments: Any) -> Iterator[PlayedPipeline]:
+    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder, played(Path(folder), **arguments) as found:
+        yield found
+
+
+def a_checkpoint_is_told_as_its_manifest_has_it() -> None:
+    with plain() as pipeline:
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        generation = pipeline.generation
+        manifest = next(retained_manifests(pipeline.root.store, pipeline.root.decisions.read()))
+        assert status_of(generation, generation.coordinator.history[0]) == status_in(manifest)
+
+
+def an_aborted_checkpoint_tells_how_far_each_stage_had_come() -> None:
+    with plain() as pipeline:
+        generation = pipeline.generation
+        pipeline.played["rows"].run_batch()  # which nobody reads
+        checkpoint_id = generation.trigger()
+        (checkpoint,) = generation.coordinator.active
+        comes_true(pipeline, lambda: "rows" in checkpoint.reports, "the source has reported")
+        before = status_of(generation, checkpoint).stages
+        generation._stop_preparing(checkpoint_id, AbortReason.CANCELLED, "for a test")
+        for _ in range(3):
+            generation.poll()
+        assert status_of(generation, checkpoint).stages == before
+        assert [part.progress for part in before.values()] == ["done", "catching_up", "waiting"]
+
+
+def what_was_decided_before_a_restart_is_complete_once_tables_show_it() -> None:
+    with plain(after_batches=3) as pipeline:
+        generation, observer = pipeline.generation, Observer("flat")
+        observer.status = msgspec.structs.replace(observer.status, generation=generation.generation - 1)
+        observer._ended = (CheckpointStatus(checkpoint="ckpt-000003", state="committing", generation=1, epoch=3),)
+        assert [each.state for each in observer.observe(generation).checkpoints] == ["committing"]
+        comes_true(pipeline, lambda: generation.shown_base == 3, "tables show what it started from")
+        assert [each.state for each in observer.observe(generation).checkpoints] == ["complete"]

@@ -223,8 +223,8 @@ class ErrorAnswer(_Answer, tag="error", kw_only=True):
     error: Annotated[
         str,
         Meta(
-            description="its class: one of `tidegate.errors`, `WrongUsage` of the command line, or any other of "
-            "Python's, which is a defect in Tidegate or in the pipeline"
+            description="its class: one of `tidegate.errors`; `WrongUsage` of the command line; `RunFailed` of a run "
+            "of the demo; or any other of Python's, which is a defect in Tidegate or in the pipeline's file"
         ),
     ]
     message: Annotated[str, Meta(description="what happened, to what, and what to do")]

@@ -20,7 +20,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.rule import Rule
 
-from tidegate.cli.answers import ComparedTable, DemoAnswer
+from tidegate.cli.answers import ComparedTable, DemoAnswer, ErrorAnswer
 from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, check_writable
@@ -81,6 +81,21 @@ def demo_command(
     if svg is not None:
         check_writable("--svg", svg)
     teller = _Teller()
+    try:
+        verdict = _show(files, rows, teller)
+    except typer.Exit as ended:
+        if as_json:
+            why = f"a run of the demo ended with {ended.exit_code}; it says why on stderr"
+            say(ErrorAnswer(error="RunFailed", message=why, retry_helps=False, exit=ended.exit_code))
+        raise
+    if svg is not None:
+        teller.draw(svg)
+    if as_json:
+        say(verdict)
+    raise typer.Exit(Exit.FINE if _is_right(verdict) else Exit.FAILED)
+
+
+def _show(files: int, rows: int, teller: _Teller) -> DemoAnswer:
     with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name:
         folder = Path(name)
         os.environ["TIDEGATE_DEMO_FOLDER"] = name
@@ -97,12 +112,7 @@ def demo_command(
         teller.say(Rule(f"run {len(_KILLS) + 1}: to the end of the input"))
         _run_to_the_end(folder)
         teller.show_the_end_of_run(folder)
-        verdict = _judge(folder, teller)
-    if svg is not None:
-        teller.draw(svg)
-    if as_json:
-        say(verdict)
-    raise typer.Exit(Exit.FINE if _is_right(verdict) else Exit.FAILED)
+        return _judge(folder, teller)
 
 
 class _Teller:

@@ -258,6 +258,12 @@ class Generation:
         return self._has_advanced and self._is_base_shown
 
     @property
+    def shown_base(self) -> int:
+        """The checkpoint that it started from, once all tables show it; 0 before, and if there was none."""
+        base = self._opened.base
+        return base.checkpoint_id if base is not None and self._is_base_shown else 0
+
+    @property
     def is_settled(self) -> bool:
         """Whether no checkpoint is under way and every sink shows all that was decided."""
         return not self.coordinator.active and not self._commits.pending and self._cleaning is None

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -19,7 +20,7 @@ from msgspec import Meta
 
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
 from tidegate.protocol.messages import Flag
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
@@ -200,9 +201,15 @@ class Observer:
                 for name, stage in stages.items()
             },
             in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
-            checkpoints=(*self._earlier, *self._ended)[-_LAST_CHECKPOINTS:],
+            checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
+
+    def _of_earlier(self, generation: Generation) -> Iterator[CheckpointStatus]:
+        """Those of earlier generations. What one of them had decided, the next one shows."""
+        for each in self._earlier:
+            is_shown = (checkpoint_id_of(each.checkpoint) or 0) <= generation.shown_base
+            yield msgspec.structs.replace(each, state="complete") if each.state == "committing" and is_shown else each
 
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""
@@ -280,8 +287,10 @@ def status_in(manifest: Manifest) -> CheckpointStatus:
         total_bytes=manifest.total_bytes,
         in_flight_bytes=manifest.in_flight_bytes,
         stages={
-            name: part_of(as_report(name, each, manifest.checkpoint_id, manifest.attempt, manifest.generation))
-            for name, each in manifest.stages.items()
+            name: part_of(
+                as_report(name, manifest.stages[name], manifest.checkpoint_id, manifest.attempt, manifest.generation)
+            )
+            for name in manifest.shape  # in the order of the pipeline
         },
     )
 
