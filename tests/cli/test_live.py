@@ -148,8 +148,11 @@ def test_a_second_signal_ends_a_run_at_once_though_a_sink_hangs(tmp_path: Path) 
     (tmp_path / "hangs.py").write_text(HANGS, encoding="utf-8")
     (tmp_path / "orders").mkdir()
     put(tmp_path, 0)
-    command = [TIDEGATE, "run", "hangs.py", "--root", str(ROOT), "--checkpoint-interval", "200ms"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+    command = [TIDEGATE, "run", "hangs.py", "--root", str(ROOT), "--checkpoint-interval", "200ms", "--json"]
+    with (
+        (tmp_path / "events").open("w") as events,
+        subprocess.Popen(command, cwd=tmp_path, stdout=events, stderr=subprocess.PIPE, text=True) as run,
+    ):
         try:
             wait_until((tmp_path / "hangs").exists)
             run.send_signal(signal.SIGINT)
@@ -164,6 +167,9 @@ def test_a_second_signal_ends_a_run_at_once_though_a_sink_hangs(tmp_path: Path) 
             said = run.stderr.read()
         finally:
             run.kill()
+    last = told((tmp_path / "events").read_text())[-1]
+    assert isinstance(last, EndedEvent)
+    assert (last.state, last.why, last.exit) == ("interrupted", "stopped at once by a second signal", 130)
     assert said.endswith("stopped at once by a second signal; the next run goes on from the newest checkpoint\n")
     assert "Traceback" not in said
     assert "stopped at once by a second signal" in tidegate("status", "--root", ROOT, cwd=tmp_path).stdout

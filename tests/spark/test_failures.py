@@ -14,7 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
+from tests.cli.strict import told
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
+from tidegate.cli.answers import EndedEvent, RestartingEvent
+from tidegate.cli.view import JsonView
 from tidegate.errors import RecoveryRefused, StageFailed, StoreUnavailable
 from tidegate.spark import generation
 from tidegate.spark.gate import Gate
@@ -69,7 +72,7 @@ def test_a_stage_that_fails_is_restarted_and_then_reported_with_its_name_and_cau
 
 
 def test_a_query_that_somebody_stops_is_a_stage_that_failed_and_is_restarted(
-    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_input(tmp_path / "in", 2, 50)
     sessions: list[SparkSession] = []
@@ -77,7 +80,10 @@ def test_a_query_that_somebody_stops_is_a_stage_that_failed_and_is_restarted(
     pipeline = failing(tmp_path, seen=sessions)
     table = tmp_path / "lake" / "table"
 
+    for_scripts = JsonView()
+
     def stop_a_query_once(status: RunStatus) -> None:
+        for_scripts.update(status)
         at_most_2_minutes(status)
         found = table_rows(table, ["id", "value"]) if table.exists() else {}
         if len(found) == 100 and status.generation == 1:
@@ -101,9 +107,12 @@ def test_a_query_that_somebody_stops_is_a_stage_that_failed_and_is_restarted(
             restart_pause="10ms",
         )
     assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(150)}
-    told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
-    assert len(told) == 1
-    assert told[0].startswith("stage 'checked' failed: its query ended without an error")
+    (warned,) = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
+    assert warned.startswith("stage 'checked' failed: its query ended without an error")
+    events = told(capsys.readouterr().out)
+    (restarting,) = [event for event in events if isinstance(event, RestartingEvent)]
+    assert warned.startswith(restarting.why)
+    assert isinstance(events[-1], EndedEvent)
 
 
 def test_files_that_cannot_be_used_are_failures_like_others(

@@ -39,7 +39,7 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     life, status = look(inspected.paths)
     newest = inspected.log().newest
     if as_json:
-        say(_answer(root, inspected, life, status))
+        say(_answer(root, inspected, life, status, newest))
     elif life is Life.STOPPED:
         _print_stopped(inspected, status, newest, console())
     else:
@@ -47,8 +47,9 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     raise typer.Exit(_EXITS[life])
 
 
-def _answer(root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None) -> StatusAnswer:
-    newest = inspected.log().newest
+def _answer(
+    root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None, newest: CheckpointCompleted | None
+) -> StatusAnswer:
     is_held = life is not Life.STOPPED
     return StatusAnswer(
         root=str(root),
