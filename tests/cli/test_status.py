@@ -245,6 +245,15 @@ def test_a_run_that_says_nothing_for_long_hangs_and_since_when_is_told(tmp_path:
         assert "is starting" in done.stdout
 
 
+def test_what_has_changed_since_the_checkpoint_is_told_of_a_run_that_is_alive(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    paths = RootPaths(root)
+    change = "stage 'counts': window(ts) is 5 minutes, was 1 minute at ckpt-000001: open windows keep their length"
+    with RootLock(paths.lock):
+        _write(paths, "running", changes=(change,))
+        assert f"changed: {change}" in " ".join(tidegate("status", "--root", root).stdout.split())
+
+
 @pytest.mark.parametrize("state", ["starting", "restarting"])
 def test_a_run_may_take_its_time_to_start_but_not_for_ever(tmp_path: Path, state: str) -> None:
     paths = RootPaths(tmp_path)

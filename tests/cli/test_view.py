@@ -13,6 +13,8 @@ import pytest
 from rich.console import Console
 
 from tests.cli.harness import ended_checkpoint
+from tests.cli.strict import told
+from tidegate.cli.answers import ChangedEvent
 from tidegate.cli.view import JsonView, LiveView, LogView
 from tidegate.spark.run import _stopping
 from tidegate.spark.status import Observer, RunStatus, StageStatus
@@ -70,9 +72,19 @@ def test_each_checkpoint_is_told_once_and_no_more_of_them_are_remembered_than_ar
         for _ in range(2):
             view.update(running(*range(max(1, last - 7), last + 1)))
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    told = [event["checkpoint"]["checkpoint"] for event in events if event["event"] == "checkpoint"]
-    assert told == [f"ckpt-{number:06d}" for number in range(1, 40)]
+    names = [event["checkpoint"]["checkpoint"] for event in events if event["event"] == "checkpoint"]
+    assert names == [f"ckpt-{number:06d}" for number in range(1, 40)]
     assert len(view._told) == 8
+
+
+def test_what_has_changed_since_the_checkpoint_is_told_once_a_generation(capsys: pytest.CaptureFixture[str]) -> None:
+    changed = msgspec.structs.replace(running(), changes=("stage 'revenue': window(ts) is 5 minutes, was 1 minute",))
+    view = JsonView()
+    for generation in (1, 1, 2):
+        view.update(msgspec.structs.replace(changed, generation=generation))
+    view.update(msgspec.structs.replace(running(), generation=3))
+    events = [event for event in told(capsys.readouterr().out) if isinstance(event, ChangedEvent)]
+    assert [event.changes for event in events] == [changed.changes, changed.changes]
 
 
 def held_back() -> RunStatus:

@@ -249,6 +249,13 @@ Answer = (
 # -- what a run tells -------------------------------------------------------------------------------
 
 
+class ChangedEvent(_Event, tag="changed", kw_only=True):
+    """The pipeline is not as it was at the checkpoint that the run goes on from, and goes on all the same. Told at the
+    start, and after a restart."""
+
+    changes: Annotated[tuple[str, ...], Meta(description="what has changed, and what that means, for people")]
+
+
 class CheckpointEvent(_Event, tag="checkpoint", kw_only=True):
     """A checkpoint was decided (`committing`), is shown by every table (`complete`; this may come alone), or was
     `aborted`."""
@@ -293,4 +300,4 @@ class ErrorEvent(_Event, tag="error", kw_only=True):
     exit: Annotated[int, Meta(description="what the command ends with")]
 
 
-Event = CheckpointEvent | StagesEvent | StoppingEvent | RestartingEvent | EndedEvent | ErrorEvent
+Event = ChangedEvent | CheckpointEvent | StagesEvent | StoppingEvent | RestartingEvent | EndedEvent | ErrorEvent

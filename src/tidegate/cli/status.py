@@ -84,6 +84,8 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
         return
     if spoken.why is not None:
         out.print(spoken.why, markup=False)
+    for change in spoken.changes:
+        out.print(f"changed: {change}", markup=False)
     if spoken.stages:
         out.print(run_tables(spoken))
 

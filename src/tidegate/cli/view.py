@@ -13,7 +13,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from tidegate.cli.answers import CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
+from tidegate.cli.answers import ChangedEvent, CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
 from tidegate.cli.exits import Exit
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_tables
@@ -42,8 +42,12 @@ class JsonView(View):
         self._told: set[tuple[int, str, str]] = set()
         self._told_stages_s = 0.0
         self._state: str | None = None
+        self._told_changes_of: int | None = None
 
     def update(self, status: RunStatus) -> None:
+        if status.changes and status.generation != self._told_changes_of:
+            self._told_changes_of = status.generation
+            say(ChangedEvent(changes=status.changes))
         ended = {(each.generation, each.checkpoint, each.state): each for each in status.checkpoints}
         for key, checkpoint in ended.items():
             if key not in self._told:

@@ -69,6 +69,7 @@ class StageSource(msgspec.Struct, frozen=True):
 
 class _OffsetMetadata(msgspec.Struct, rename="camel"):
     batch_watermark_ms: int = 0
+    conf: dict[str, str] = {}
 
 
 class _CommitMetadata(msgspec.Struct, rename="camel"):
@@ -185,6 +186,12 @@ def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:
     metadata = _decoded(_metadata_decoder, lines[0], path)
     sources = tuple(None if line == "-" else line for line in lines[1:])
     return BatchOffsets(metadata.batch_watermark_ms or None, sources)
+
+
+def kept_settings(entry: Path) -> dict[str, str]:
+    """The settings that Spark goes on with after a batch, whatever the session has: in where that batch reads to."""
+    lines = _read_lines(entry)
+    return _decoded(_metadata_decoder, lines[0], entry).conf if lines else {}
 
 
 def has_moved_watermark(checkpoint: Path, batch: int) -> bool:

@@ -109,6 +109,10 @@ class Remote:
             self._write(status)
         return status
 
+    def changed(self, changes: tuple[str, ...]) -> None:
+        """What is not as it was at the checkpoint that the run goes on from."""
+        self._observer.changed(changes)
+
     def restarting(self, why: str) -> RunStatus:
         status = self._observer.note("restarting", why)
         self._write(status)

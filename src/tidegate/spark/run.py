@@ -58,11 +58,13 @@ from tidegate.spark.generation import Bounds, Generation
 from tidegate.spark.order import in_order
 from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
+from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
 from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.stage import cause_of
+from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import check_not_put_back
@@ -377,8 +379,11 @@ class _Run:
             number = self._check_not_superseded().next_generation
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
-            log, base = self._root.recovered(sinks, shape)
-            shape = check_sources(self._root.paths, number, base, shape)
+            with states_of({name: each.frame for name, each in built.items()}) as state:
+                log, base = self._root.recovered(sinks, shape)
+                shape = check_sources(self._root.paths, number, base, shape)
+                shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
+            changes = self._check_state(base, shape, sessions)
             tables = self._check_tables(sinks, built, base, log)
             if base is None:
                 for name, (sink, place) in sinks.items():  # none is created before all are checked
@@ -388,6 +393,9 @@ class _Run:
             if opened is not None:
                 break
         reached(Step.GENERATION_OPENED)
+        for change in changes:
+            _log.warning("%s", change)
+        self._remote.changed(changes)
         for sink, place in sinks.values():  # now that the root stays, and before anything is staged
             sink.claim(place)
         generation = Generation(
@@ -408,6 +416,15 @@ class _Run:
             generation.stop()
             raise
         return generation
+
+    def _check_state(
+        self, base: Manifest | None, shape: dict[str, StageShape], sessions: StageSessions
+    ) -> tuple[str, ...]:
+        """Whether the stages can go on with their state. Returns what has changed since, though they can."""
+        if base is None:
+            return ()
+        setting = partial(sessions.of_stages.conf.get, default=None)
+        return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
 
     def _check_tables(
         self,

@@ -64,6 +64,7 @@ from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
+from tidegate.spark.state import state_mismatch
 from tidegate.spark.status import StagePart
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.disk import NotForced, sync
@@ -308,7 +309,7 @@ class RunningStage:
             return
         error = self.query.exception()
         if error is not None:
-            raise StageFailed(self.name, cause_of(error))
+            raise state_mismatch(self.name, error) or StageFailed(self.name, cause_of(error))
         if is_committed(self.checkpoint, self._next_batch):
             return  # to be taken up first
         if not self.may_end or is_begun(self.checkpoint, self._next_batch):

@@ -163,6 +163,10 @@ class RunStatus(msgspec.Struct, frozen=True):
         tuple[CheckpointStatus, ...],
         Meta(description="the last that were decided or aborted, oldest first, whatever generation they were of"),
     ] = ()
+    changes: Annotated[
+        tuple[str, ...],
+        Meta(description="what is not as it was at the checkpoint that the run goes on from, and what that means"),
+    ] = ()
 
 
 class Observer:
@@ -210,6 +214,9 @@ class Observer:
         for each in self._earlier:
             is_shown = (checkpoint_id_of(each.checkpoint) or 0) <= generation.shown_base
             yield msgspec.structs.replace(each, state="complete") if each.state == "committing" and is_shown else each
+
+    def changed(self, changes: tuple[str, ...]) -> None:
+        self.status = msgspec.structs.replace(self.status, changes=changes)
 
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""

@@ -75,9 +75,51 @@ class SourceStream(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ids: dict[str, str] = {}
 
 
+class StateColumn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A column of a state: what it stands for, in terms of the columns that the stage reads, and its type.
+
+    `detail` may change without another meaning of what is stored: the length of windows, how long a value is kept, the
+    exact expression that a sum is of.
+    """
+
+    name: str
+    type: str
+    detail: str = ""
+
+
+class StateOperator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Something in a stage's plan that keeps state. `settings` must stay the same, `details` may change."""
+
+    kind: str
+    keys: tuple[StateColumn, ...] = ()
+    values: tuple[StateColumn, ...] | None = ()
+    """None: it is not known what they are."""
+    settings: dict[str, str] = {}
+    details: dict[str, str] = {}
+
+
+class WatermarkDelay(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How late rows may be, by which column."""
+
+    column: str
+    delay: str
+
+
+class StageState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a stage keeps as state, as its plan says, in the order in which Spark numbers the operators.
+
+    `spark` is the version that made the plan. `time_zone` is None where no key depends on it.
+    """
+
+    spark: str
+    operators: tuple[StateOperator, ...] = ()
+    watermarks: tuple[WatermarkDelay, ...] = ()
+    time_zone: str | None = None
+
+
 class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What of a stage must stay the same for its state to be taken up again, what a source reads, and where a sink's
-    rows are."""
+    """What of a stage must stay the same for its state to be taken up again, what a source reads, where a sink's rows
+    are, and what is kept as state. Where `state` is None, that is not known."""
 
     kind: StageKind
     inputs: tuple[str, ...]
@@ -85,6 +127,7 @@ class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     schema: str
     table: TableAddress | None = None
     streams: tuple[SourceStream, ...] = ()
+    state: StageState | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
