@@ -24,6 +24,7 @@ from tidegate.spark.pausing import PausableSource
 from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
+from tidegate.spark.tables import _last_with_rows, _moved
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -528,6 +529,26 @@ OWN_DEFECTS: Final = (
         "a checkpoint waits for its tables for ever, though the next generation has committed it",
         rewrite(Edit(Observer._of_earlier, 'each.state == "committing" and is_shown', "False")),
         played_properties.what_was_decided_before_a_restart_is_complete_once_tables_show_it,
+    ),
+    Mutant(
+        "a_table_is_made_anew_though_the_first_rows_were_sealed_for_it",
+        Section.OWN,
+        "a table that is gone is created anew without the rows of the newest checkpoint",
+        rewrite(
+            Edit(
+                _last_with_rows,
+                "max([sealed.shown_through, *(each.batch for each in staged if each.rows)])",
+                "sealed.shown_through",
+            )
+        ),
+        played_properties.a_table_is_not_made_anew_where_rows_were_sealed_for_it,
+    ),
+    Mutant(
+        "what_was_staged_stays_where_its_table_was",
+        Section.OWN,
+        "rows that a checkpoint has sealed are sought where the table was before it was moved",
+        rewrite(Edit(_moved, "if not path.is_relative_to(then.address):", "if True:")),
+        played_properties.what_was_staged_moves_with_its_table,
     ),
     # -- sources
     Mutant(
