@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -59,6 +59,8 @@ def run_command(
 ) -> None:
     """Run a pipeline until it is stopped, or until all its input is consumed.
 
+    Relative paths in the file are taken from its folder, those of options from where you are.
+
     Ctrl-C or SIGTERM stops it after a last checkpoint; a second one at once. Started again, it goes on from the
     newest checkpoint, whatever ended it.
 
@@ -75,11 +77,15 @@ def run_command(
     from tidegate.cli.load import load_pipeline
     from tidegate.cli.view import JsonView, LiveView, LogView
     from tidegate.spark.run import run_pipeline
+    from tidegate.spark.session import in_place
+    from tidegate.storage.files import plain_path
 
+    given = in_place({key: value for key, _, value in settings})
+    root = plain_path(root)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     chosen = load_pipeline(file, pipeline, to_run=True)
     try:
-        with view:
+        with view, chdir(chosen.folder):
             run_pipeline(
                 chosen,
                 root,
@@ -93,7 +99,7 @@ def run_command(
                 take_over=take_over,
                 fsync=fsync,
                 restarts=restarts,
-                conf={key: value for key, _, value in settings},
+                conf=given,
             )
     except KeyboardInterrupt as interrupt:
         _end_at_once(str(interrupt) or "stopped while it was starting", as_json)

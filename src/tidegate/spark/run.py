@@ -57,7 +57,7 @@ from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
-from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
+from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.stage import cause_of
 from tidegate.spark.status import RunStatus
@@ -178,7 +178,10 @@ def run_pipeline(
     with _stopping(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
-            session = RunSession(spark, lambda: local_session(pipeline.name, folder / "spark.log", settings.conf))
+            conf = in_place(settings.conf)
+            session = RunSession(
+                spark, lambda: local_session(pipeline.name, folder / "spark.log", conf, pipeline.folder)
+            )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
             run.start_spark()
             try:
