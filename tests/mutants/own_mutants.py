@@ -14,7 +14,7 @@ from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.recovery import _fall_back
-from tidegate.protocol.retention import deletable
+from tidegate.protocol.retention import _thinned, deletable, retained_after
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.spark.gate import Gate
@@ -294,6 +294,56 @@ OWN_DEFECTS: Final = (
         "a run that was superseded deletes what the run after it has written",
         rewrite(Edit(deletable, "file.generation <= generation and", "")),
         Simulated("NothingNeededDeleted", 20, scenarios.leaders_asleep),
+    ),
+    Mutant(
+        "an_idle_checkpoint_pushes_out_others",
+        Section.OWN,
+        "a night in which nothing happens leaves nothing but checkpoints that are all the same",
+        rewrite(Edit(retained_after, "if older and content and older[0].content == content:", "if False:")),
+        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "a_clock_that_jumps_deletes",
+        Section.OWN,
+        "a clock that jumps makes all checkpoints but one look old, and they are deleted",
+        rewrite(
+            Edit(
+                retained_after,
+                "kept = older[: config.max_retained - 1]",
+                "kept = [each for each in older[: config.max_retained - 1] if at_ms - each.at_ms < config.retain_ms]",
+            )
+        ),
+        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "a_record_far_back_is_trimmed_with_the_log",
+        Section.OWN,
+        "the record of a retained checkpoint is deleted, because the log no longer reaches back to it",
+        rewrite(
+            Edit(
+                DecisionLog.has_dropped,
+                " and all(record.slot != slot for record in self._completed.values())",
+                "",
+            )
+        ),
+        Simulated("Protocol", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "nothing_is_thinned_out",
+        Section.OWN,
+        "every checkpoint of the time is retained, and each record names thousands of them",
+        rewrite(
+            Edit(_thinned, "record.at_ms * PARTS // retain_ms", "record.checkpoint_id"),
+            Edit(_thinned, "[: PARTS + 1]", ""),
+        ),
+        properties.what_is_retained_by_time_has_a_bound,
+    ),
+    Mutant(
+        "a_clock_that_jumps_lets_what_is_retained_grow",
+        Section.OWN,
+        "what a clock that was ahead has dated is retained without bound",
+        rewrite(Edit(_thinned, "[: PARTS + 1]", "")),
+        properties.what_is_retained_by_time_has_a_bound,
     ),
     # -- recovering
     Mutant(

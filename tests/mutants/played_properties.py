@@ -23,8 +23,8 @@ from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
 from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
-from tidegate.storage.inspection import retained_manifests
 from tidegate.spark.tables import goes_on_from_rows, with_staged_in
+from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import TableAddress
 
 _BOUND = 4

@@ -32,6 +32,12 @@ def run_command(
             help="How long a stage may take to align a checkpoint, until it captures what is in flight; 0s: at once."
         ),
     ] = None,
+    retain: Annotated[
+        str,
+        typer.Option(
+            help="How many checkpoints that differ to keep, or for how long: 24h keeps the newest 3, and one an hour."
+        ),
+    ] = "3",
     max_backlog: Annotated[
         str, typer.Option(help="How much of a stage's output its slowest reader may be behind, until it is held back.")
     ] = "256MB",
@@ -92,6 +98,7 @@ def run_command(
                 view=_shown(view),
                 checkpoint_interval=checkpoint_interval,
                 unaligned_after=unaligned_after,
+                retain=retain,
                 max_backlog=max_backlog,
                 max_backlog_segments=max_backlog_segments,
                 commit_timeout=commit_timeout,

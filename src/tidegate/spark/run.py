@@ -44,7 +44,7 @@ from tidegate.errors import (
 )
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import RetryPause
-from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
+from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.sinks.contract import Sink, SinkPlace
@@ -99,6 +99,9 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unaligned_after: str | None = None
     """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
     Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
+    retain: str | int | None = None
+    """How many checkpoints to keep, of those that differ, such as 3; or for how long, such as "24h": then the newest 3,
+    and one of every 24th part of that time. Takes the place of what `checkpoint` says of it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     max_backlog: str = "256MB"
     """How many bytes of a channel its slowest reader may have yet to consume, until the channel's writer is held back:
@@ -132,6 +135,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"checkpoint_interval is {self.checkpoint_interval!r}; it must be at least 1ms, such as 10s"
                 )
             config = msgspec.structs.replace(config, interval_ms=interval_ms)
+        if self.retain is not None:
+            config = msgspec.structs.replace(config, **retention(str(self.retain)))
         if self.unaligned_after is None:
             return config
         timeout_ms = as_ms("unaligned_after", self.unaligned_after)
