@@ -13,10 +13,14 @@ from typing import Any
 
 import deltalake
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.cli.harness import tidegate
+import tidegate as tg
+from tests.cli.harness import TIDEGATE, tidegate
+from tests.spark.harness import run_to_end
 from tidegate.cli.load import load_pipeline
 from tidegate.errors import InvalidPipeline
+from tidegate.spark.session import in_place
 
 WITH_A_HELPER = """
 from dataclasses import dataclass
@@ -61,9 +65,10 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType
 
 pipeline = tg.Pipeline("udfs")
+FACTOR = int(open("factor.txt").read())
 
 def twice(value):
-    return beside.checked(value) * 2
+    return beside.checked(value) * FACTOR * int(open("factor.txt").read()) // 2
 
 @F.udf(LongType())
 def doubled(value):
@@ -83,19 +88,120 @@ def table(rows):
 """
 
 
+def write_ids(folder: Path, *ids: int) -> None:
+    folder.mkdir(parents=True)
+    (folder / "0.json").write_text("\n".join(json.dumps({"id": each}) for each in ids), encoding="utf-8")
+
+
+def as_cron_runs_it(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Elsewhere, and with hardly any environment."""
+    kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "PYTHONPATH") if name in os.environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=kept)
+
+
 @pytest.mark.slow
 @pytest.mark.spark
-def test_a_udf_may_call_functions_of_the_file_and_of_modules_beside_it(tmp_path: Path) -> None:
-    code = tmp_path / "code"
-    code.mkdir()
+def test_a_udf_may_call_functions_of_the_file_and_modules_and_files_beside_it_wherever_it_is_run(
+    tmp_path: Path,
+) -> None:
+    code, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
+    write_ids(code / "in", 0, 1, 2)
+    elsewhere.mkdir()
     (code / "udfs.py").write_text(WITH_A_UDF, encoding="utf-8")
     (code / "beside.py").write_text("def checked(value):\n    return value\n", encoding="utf-8")
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "0.json").write_text("\n".join(json.dumps({"id": each}) for each in range(3)), encoding="utf-8")
-    done = tidegate("run", "code/udfs.py", "--root", "root", "--available-now", "--restarts", "0", cwd=tmp_path)
+    (code / "factor.txt").write_text("2", encoding="utf-8")
+    (elsewhere / "given.txt").touch()
+    options = ("--root", "root", "--conf", "spark.files=given.txt", "--available-now", "--restarts", "0")
+    done = as_cron_runs_it(TIDEGATE, "run", "../code/udfs.py", *options, cwd=elsewhere)
     assert done.returncode == 0, done.stderr
-    found = deltalake.DeltaTable(tmp_path / "lake" / "table").to_pyarrow_table().sort_by("twice").to_pylist()
+    found = deltalake.DeltaTable(code / "lake" / "table").to_pyarrow_table().sort_by("twice").to_pylist()
     assert found == [{"twice": 2 * each, "next": 2 * each + 1} for each in range(3)]
+    assert {each.name for each in code.iterdir()} == {"__pycache__", "beside.py", "factor.txt", "in", "lake", "udfs.py"}
+    assert {each.name for each in elsewhere.iterdir()} == {"given.txt", "root"}
+
+
+COPYING = """
+import tidegate as tg
+
+pipeline = tg.Pipeline("copying")
+
+@pipeline.source
+def rows(spark):
+    return spark.readStream.schema("id long").json("in")
+
+@pipeline.sink(tg.DeltaTable("lake/table"))
+def table(rows):
+    return rows
+"""
+
+RUNNING = """
+import copying
+from pathlib import Path
+
+copying.pipeline.run("root", available_now=True, restarts=0)
+print("still in", Path.cwd())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_pipeline_that_another_program_runs_reads_and_writes_beside_its_own_file(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    code, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
+    write_ids(code / "in", 0, 1, 2)
+    write_ids(elsewhere / "in", 7)
+    (code / "copying.py").write_text(COPYING, encoding="utf-8")
+    (elsewhere / "main.py").write_text(f"import sys\nsys.path.append('../code')\n{RUNNING}", encoding="utf-8")
+    done = as_cron_runs_it(sys.executable, "main.py", cwd=elsewhere)
+    assert done.returncode == 0, done.stderr
+    assert f"still in {elsewhere}" in done.stdout
+    assert deltalake.DeltaTable(code / "lake" / "table").to_pyarrow_table()["id"].to_pylist() == [0, 1, 2]
+    assert {each.name for each in elsewhere.iterdir()} == {"in", "main.py", "root"}
+
+    here = Path.cwd()
+    for path, told in (
+        ("in", rf"Path does not exist: in.* \(relative paths are taken from {here}\)"),
+        (
+            "docs",
+            rf"relative path 'docs', which means {code}/docs, .* the Spark session that is .* from {here}\.",
+        ),
+    ):
+        (code / "copying.py").write_text(COPYING.replace('"in"', f'"{path}"'), encoding="utf-8")
+        with pytest.raises(InvalidPipeline, match=rf"source 'rows' .*{told}"):
+            run_to_end(load_pipeline(code / "copying.py", None), elsewhere / "another root", spark)
+
+
+def test_relative_paths_of_options_are_those_of_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = {"spark.jars": "a.jar, /b.jar,s3://c/d.jar", "spark.driver.extraClassPath": "e:/f", "spark.app.name": "g"}
+    assert in_place(given) == {
+        "spark.jars": f"{tmp_path}/a.jar,/b.jar,s3://c/d.jar",
+        "spark.driver.extraClassPath": f"{tmp_path}/e:/f",
+        "spark.app.name": "g",
+    }
+
+
+def test_a_table_is_taken_from_the_folder_of_the_file_that_makes_the_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "copying.py").write_text(COPYING, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    sink = load_pipeline(Path("code/copying.py"), None).validated()[-1].sink
+    assert sink is not None
+    assert sink.table.address == f"{code}/lake/table"
+    assert Path.cwd() == tmp_path
+    made: dict[str, Any] = {}
+    exec(COPYING, made)  # as in a notebook: there is no file
+    assert made["pipeline"].folder == tmp_path
+
+    class Named(tg.Pipeline):
+        def __init__(self) -> None:
+            super().__init__("named")
+
+    assert Named().folder == Path(__file__).parent
 
 
 def test_drawing_a_file_that_does_without_spark_does_not_import_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from tidegate.protocol.backpressure import Backpressure
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.recovery import _fall_back
-from tidegate.protocol.retention import deletable
+from tidegate.protocol.retention import _thinned, deletable, retained_after
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.spark.gate import Gate
@@ -24,6 +24,7 @@ from tidegate.spark.pausing import PausableSource
 from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
+from tidegate.spark.tables import _last_with_rows, _moved
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -294,6 +295,56 @@ OWN_DEFECTS: Final = (
         rewrite(Edit(deletable, "file.generation <= generation and", "")),
         Simulated("NothingNeededDeleted", 20, scenarios.leaders_asleep),
     ),
+    Mutant(
+        "an_idle_checkpoint_pushes_out_others",
+        Section.OWN,
+        "a night in which nothing happens leaves nothing but checkpoints that are all the same",
+        rewrite(Edit(retained_after, "if older and content and older[0].content == content:", "if False:")),
+        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "a_clock_that_jumps_deletes",
+        Section.OWN,
+        "a clock that jumps makes all checkpoints but one look old, and they are deleted",
+        rewrite(
+            Edit(
+                retained_after,
+                "kept = older[: config.max_retained - 1]",
+                "kept = [each for each in older[: config.max_retained - 1] if at_ms - each.at_ms < config.retain_ms]",
+            )
+        ),
+        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "a_record_far_back_is_trimmed_with_the_log",
+        Section.OWN,
+        "the record of a retained checkpoint is deleted, because the log no longer reaches back to it",
+        rewrite(
+            Edit(
+                DecisionLog.has_dropped,
+                " and all(record.slot != slot for record in self._completed.values())",
+                "",
+            )
+        ),
+        Simulated("Protocol", 10, scenarios.soon_idle),
+    ),
+    Mutant(
+        "nothing_is_thinned_out",
+        Section.OWN,
+        "every checkpoint of the time is retained, and each record names thousands of them",
+        rewrite(
+            Edit(_thinned, "record.at_ms * PARTS // retain_ms", "record.checkpoint_id"),
+            Edit(_thinned, "[: PARTS + 1]", ""),
+        ),
+        properties.what_is_retained_by_time_has_a_bound,
+    ),
+    Mutant(
+        "a_clock_that_jumps_lets_what_is_retained_grow",
+        Section.OWN,
+        "what a clock that was ahead has dated is retained without bound",
+        rewrite(Edit(_thinned, "[: PARTS + 1]", "")),
+        properties.what_is_retained_by_time_has_a_bound,
+    ),
     # -- recovering
     Mutant(
         "the_log_is_read_before_the_sinks",
@@ -528,6 +579,26 @@ OWN_DEFECTS: Final = (
         "a checkpoint waits for its tables for ever, though the next generation has committed it",
         rewrite(Edit(Observer._of_earlier, 'each.state == "committing" and is_shown', "False")),
         played_properties.what_was_decided_before_a_restart_is_complete_once_tables_show_it,
+    ),
+    Mutant(
+        "a_table_is_made_anew_though_the_first_rows_were_sealed_for_it",
+        Section.OWN,
+        "a table that is gone is created anew without the rows of the newest checkpoint",
+        rewrite(
+            Edit(
+                _last_with_rows,
+                "max([sealed.shown_through, *(each.batch for each in staged if each.rows)])",
+                "sealed.shown_through",
+            )
+        ),
+        played_properties.a_table_is_not_made_anew_where_rows_were_sealed_for_it,
+    ),
+    Mutant(
+        "what_was_staged_stays_where_its_table_was",
+        Section.OWN,
+        "rows that a checkpoint has sealed are sought where the table was before it was moved",
+        rewrite(Edit(_moved, "if not path.is_relative_to(then.address):", "if True:")),
+        played_properties.what_was_staged_moves_with_its_table,
     ),
     # -- sources
     Mutant(

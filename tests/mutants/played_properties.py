@@ -18,11 +18,14 @@ from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
+from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
 from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
+from tidegate.spark.tables import goes_on_from_rows, with_staged_in
 from tidegate.storage.inspection import retained_manifests
+from tidegate.storage.manifest import TableAddress
 
 _BOUND = 4
 _ROUNDS = 500
@@ -265,3 +268,22 @@ def what_was_decided_before_a_restart_is_complete_once_tables_show_it() -> None:
         assert [each.state for each in observer.observe(generation).checkpoints] == ["committing"]
         comes_true(pipeline, lambda: generation.shown_base == 3, "tables show what it started from")
         assert [each.state for each in observer.observe(generation).checkpoints] == ["complete"]
+
+
+def a_table_is_not_made_anew_where_rows_were_sealed_for_it() -> None:
+    with bounded() as pipeline:
+        pipeline.checkpoint()
+        assert not goes_on_from_rows(pipeline.newest(), "table")
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        assert goes_on_from_rows(pipeline.newest(), "table")
+
+
+def what_was_staged_moves_with_its_table() -> None:
+    with bounded() as pipeline:
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        moved = with_staged_in({"table": TableAddress("delta", "/moved")}, pipeline.newest())
+        sealed = moved.stages["table"].committable
+        assert sealed is not None
+        assert all(file.path.startswith("/moved/_tidegate/") for file in decode_committable(sealed).files)

@@ -12,6 +12,7 @@ from typing import Any
 
 import tidegate as tg
 from tests.mutants.scenarios import quiet
+from tests.protocol.logs import complete, log_with
 from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
@@ -38,6 +39,7 @@ from tidegate.protocol.quorum import (
     Waiting,
 )
 from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, recover
+from tidegate.protocol.retention import PARTS
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.spark.order import in_order
@@ -362,3 +364,12 @@ def a_topic_that_was_created_anew_is_another() -> None:
 def a_record_that_is_whole_was_decided() -> None:
     assert is_torn(b"")
     assert not is_torn(b'{"type": "of a newer version"}')
+
+
+def what_is_retained_by_time_has_a_bound() -> None:
+    for step in (1_000, -(10**6)):
+        log = log_with()
+        for checkpoint_id in range(1, 200):
+            at_ms = 10**12 + step * checkpoint_id
+            complete(log, checkpoint_id, retain_ms=10**6, content=str(checkpoint_id), at_ms=at_ms)
+        assert len(log.retained) <= 3 + PARTS + 1

@@ -37,6 +37,12 @@ def quiet(seed: int) -> Scenario:
     )
 
 
+def soon_idle(seed: int) -> Scenario:
+    """The rows are consumed soon, and checkpoints go on, by clocks that jump."""
+    scenario = quiet(seed)
+    return replace(scenario, config=replace(scenario.config, interval_ms=30, max_retained=3, retain_ms=300))
+
+
 def many_unaligned(seed: int) -> Scenario:
     """Three checkpoints at a time, each cut at once: late barriers of one meet the first of the next."""
     alignment = replace(random_scenario(seed).config.alignment, unaligned="always", max_inflight_bytes=1_000_000)

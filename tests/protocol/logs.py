@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog, GenerationOpened
 from tidegate.protocol.retention import retained_after
 
@@ -21,9 +24,15 @@ def propose(
     epoch: int | None = None,
     retained: tuple[int, ...] | None = None,
     max_retained: int = 3,
+    retain_ms: int = 0,
+    content: str = "",
+    at_ms: int = 0,
     claimant: str = "leader",
 ) -> CheckpointCompleted:
     """The completion of a checkpoint, by the generation that is open unless another is named."""
+    if retained is None:
+        config = CheckpointConfig(max_retained=max_retained, retain_ms=retain_ms)
+        retained = retained_after(log, checkpoint_id, config, content=content, at_ms=at_ms)
     return log.completing(
         claimant,
         log.generation if generation is None else generation,
@@ -32,7 +41,9 @@ def propose(
         manifest=f"manifest-{checkpoint_id}",
         manifest_sha256="0" * 64,
         aligned=True,
-        retained=retained_after(log, checkpoint_id, max_retained) if retained is None else retained,
+        retained=retained,
+        content=content,
+        at_ms=at_ms,
     )
 
 
@@ -44,9 +55,12 @@ def complete(
     retained: tuple[int, ...] | None = None,
     max_retained: int = 3,
     claimant: str = "leader",
+    **settings: Any,
 ) -> CheckpointCompleted:
     """Append the completion of a checkpoint by the generation that is open."""
-    record = propose(log, checkpoint_id, epoch=epoch, retained=retained, max_retained=max_retained, claimant=claimant)
+    record = propose(
+        log, checkpoint_id, epoch=epoch, retained=retained, max_retained=max_retained, claimant=claimant, **settings
+    )
     log.append(record)
     return record
 

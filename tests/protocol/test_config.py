@@ -15,6 +15,7 @@ CHECKPOINT_LEAST = {
     "tolerable_failures": 0,
     "max_concurrent": 1,
     "max_retained": 1,
+    "retain_ms": 0,
 }
 ALIGNMENT_LEAST = {"timeout_ms": 0, "max_inflight_bytes": 0}
 
@@ -74,6 +75,7 @@ def test_who_sets_nothing_gets_these_settings() -> None:
         "tolerable_failures": 3,
         "max_concurrent": 1,
         "max_retained": 3,
+        "retain_ms": 0,
         "incremental": True,
         "alignment": AlignmentConfig(unaligned="never", timeout_ms=10_000, max_inflight_bytes=2**30),
     }

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.protocol.logs import complete, log_with, open_generation, propose
 from tests.protocol.search import search
-from tests.protocol.unchanged import unchanged
+from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import DamagedLog, InvariantViolation, Superseded
 from tidegate.protocol.decision_log import (
     CheckpointCompleted,
@@ -197,15 +197,25 @@ class TestInvariants:
         with pytest.raises(DamagedLog, match="slot 4 of the decision log starts the log at slot 5"):
             DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT, retained=(9,), log_start=5)])
 
-    def test_the_record_of_a_retained_checkpoint_is_not_trimmed(self) -> None:
+    def test_the_record_of_a_retained_checkpoint_counts_also_below_the_start(self) -> None:
         log = DecisionLog.from_records(GOOD)
-        with unchanged(log), pytest.raises(DamagedLog, match="retains checkpoint 5 but trims its record"):
-            log.append(msgspec.structs.replace(NEXT, log_start=3))
-        log.append(msgspec.structs.replace(NEXT, log_start=2))
+        log.append(msgspec.structs.replace(NEXT, log_start=3))
+        assert [record.slot for record in log] == [3, 4]
+        assert log.completed(5) == GOOD[1]
+        assert [slot for slot in range(1, 6) if log.has_dropped(slot)] == [1]
+        read = DecisionLog.from_records([*GOOD[1:], msgspec.structs.replace(NEXT, log_start=3)])
+        assert state_of(read) == state_of(log)
 
-    def test_a_retained_checkpoint_whose_record_was_trimmed_is_noticed_when_the_log_is_read(self) -> None:
+    def test_a_retained_checkpoint_whose_record_is_gone_is_noticed_when_the_log_is_read(self) -> None:
         with pytest.raises(DamagedLog, match="retains checkpoint 5, but its record is missing"):
-            DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT, log_start=3)])
+            DecisionLog.from_records([GOOD[0], GOOD[2], msgspec.structs.replace(NEXT, log_start=3)])
+
+    def test_a_checkpoint_retains_none_that_it_does_not_descend_from(self) -> None:
+        log = DecisionLog.from_records([*GOOD, msgspec.structs.replace(NEXT_OPENED, base=5)])
+        other = completed(5, 9, generation=2, parent=5, retained=(5, 7, 9))
+        with unchanged(log), pytest.raises(DamagedLog, match="retains checkpoint 7, which it does not descend from"):
+            log.append(other)
+        log.append(msgspec.structs.replace(other, retained=(5, 9)))
 
 
 class TestProposals:
@@ -332,6 +342,20 @@ class TestTrimming:
         assert log.at(3) is None
         assert log.at(4) == log.completed(3)
 
+    def test_the_log_stays_short_however_far_back_a_retained_checkpoint_lies(self) -> None:
+        log = log_with(1)
+        stored: dict[int, Decision] = {record.slot: record for record in log}
+        lengths = set()
+        for checkpoint_id in range(2, 60):
+            record = complete(log, checkpoint_id, content="idle")
+            stored = {slot: each for slot, each in {**stored, record.slot: record}.items() if not log.has_dropped(slot)}
+            lengths.add(len(stored))
+            read = DecisionLog.from_records(stored.values())
+            assert state_of(read) == state_of(log)
+            assert log.retained == (1, checkpoint_id)
+            assert [each.checkpoint_id for each in read.lineage()] == [checkpoint_id, 1]
+        assert max(lengths) == 10
+
     def test_an_opening_trims_nothing(self) -> None:
         log = log_with(1, 2, 3, max_retained=2)
         first_slot = log.first_slot
@@ -352,7 +376,7 @@ class TestTrimming:
     def test_a_trimmed_log_reads_also_where_a_lineage_has_left_its_base_behind(self) -> None:
         log = log_with(5, 7)
         open_generation(log, base=5)
-        ninth = complete(log, 9, retained=(7, 9))
+        ninth = complete(log, 9, retained=(9,))
         assert ninth.parent == 5
         assert log.completed(5) is None
         assert DecisionLog.from_records(log).lineage() == log.lineage() == [ninth]
@@ -370,6 +394,18 @@ class TestTrimming:
         log = log_with(1, 2, 3, max_retained=1)
         nonsense = completed(2, 99, generation=77)
         assert list(DecisionLog.from_records([nonsense, *log])) == list(log)
+
+
+def test_an_opening_of_which_a_newer_one_has_taken_over_is_superseded_though_it_is_in_the_log() -> None:
+    """What it was to go on from may have been dropped by the newer one."""
+    log = log_with(1, 2)
+    mine = log.opening("me", 2)
+    log.append(mine)
+    assert judge_claim(mine, log) is ClaimAnswer.WON
+    open_generation(log, base=2, claimant="another")
+    complete(log, 3, retained=(1, 3))
+    assert log.at(mine.slot) == mine
+    assert judge_claim(mine, log) is ClaimAnswer.SUPERSEDED
 
 
 class TestTornRecords:

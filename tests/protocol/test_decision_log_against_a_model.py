@@ -126,7 +126,8 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         if run is None or run.proposed is not None or run.generation is None:
             return
         self.next_id += gap
-        older = [each for each in run.log.retained if each % 5 not in dropped][-3:]
+        lineage = [record.checkpoint_id for record in reversed(run.log.lineage())]
+        older = [each for each in lineage if each % 5 not in dropped][-3:]
         try:
             run.proposed = propose(
                 run.log,
@@ -172,11 +173,11 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
             assert self.generation < proposed.generation
             run.proposed, run.log = None, log
         else:
-            # One that took effect and was trimmed by a newer generation may be told so too.
+            # One that took effect and was trimmed by a newer generation may be told so too, and an opening anyway.
             is_opening = isinstance(proposed, GenerationOpened)
             lost_to_its_own_number = is_opening and self.generation == proposed.generation and not took_effect
             assert self.generation > proposed.generation or lost_to_its_own_number
-            assert not took_effect or proposed.slot < log.first_slot
+            assert not took_effect or is_opening or proposed.slot < log.first_slot
             self.runs.remove(run)
 
     def a_run_goes_on_undisturbed(self, number: int, dropped: set[int], gap: int) -> None:
@@ -195,10 +196,11 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
 
     def a_run_deletes_what_it_knows_to_be_trimmed(self, number: int, kept: set[int]) -> None:
         run = self.pick(number)
-        known = 0 if run is None else run.log.first_slot
-        for slot in [slot for slot in self.stored if slot < known and slot not in kept]:
+        if run is None:
+            return
+        for slot in [slot for slot in self.stored if run.log.has_dropped(slot) and slot not in kept]:
             del self.stored[slot]
-        self.torn = {slot for slot in self.torn if slot >= known or slot in kept}
+        self.torn = {slot for slot in self.torn if not run.log.has_dropped(slot) or slot in kept}
 
     def a_run_dies(self, number: int) -> None:
         if self.runs:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
+import msgspec
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -9,8 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.protocol.logs import complete, log_with, open_generation, propose
 from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
+from tidegate.protocol.aligner import InFlight
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog
-from tidegate.protocol.retention import StoredFile, deletable, retained_after
+from tidegate.protocol.retention import PARTS, StoredFile, content_of, deletable, retained_after
 
 NOTHING: frozenset[str] = frozenset()
 
@@ -21,7 +26,11 @@ STEPS = steps(
     (1, "a_run_takes_over", {}),
     (4, "a_run_writes", {"number": which, "count": st.integers(1, 3)}),
     (2, "a_run_is_done_with_some_of_its_files", {"number": which, "share": shares}),
-    (5, "the_newest_run_claims_a_slot", {"share": shares, "also_decided": coins}),
+    (
+        5,
+        "the_newest_run_claims_a_slot",
+        {"share": shares, "also_decided": coins, "is_idle": coins, "at_ms": st.integers(0, 200)},
+    ),
     (2, "a_run_learns_that_it_has_won", {"number": which}),
     (4, "a_run_cleans_up", {"number": which, "unknown": st.sets(st.integers(0, 9)), "is_whole": coins}),
 )
@@ -34,25 +43,111 @@ class TestWhatIsRetained:
     def test_the_new_one_and_the_newest_before_it(self, most: int, retained: tuple[int, ...]) -> None:
         log = log_with(1, 2, 3)
         with unchanged(log):
-            assert retained_after(log, 4, most) == retained
+            assert retained_after(log, 4, CheckpointConfig(max_retained=most)) == retained
 
     def test_the_first_checkpoint_retains_itself(self) -> None:
-        assert retained_after(log_with(), 1, 3) == (1,)
+        assert retained_after(log_with(), 1, CheckpointConfig(max_retained=3)) == (1,)
 
     def test_one_that_was_skipped_as_damaged_is_not_retained_further(self) -> None:
         log = log_with(1, 2)
         open_generation(log, base=1)
-        assert retained_after(log, 3, 3) == (1, 3)
+        assert retained_after(log, 3, CheckpointConfig(max_retained=3)) == (1, 3)
 
     def test_what_was_dropped_does_not_come_back(self) -> None:
         log = log_with(1, 2, 3, max_retained=2)
-        assert retained_after(log, 4, 4) == (2, 3, 4)
+        assert retained_after(log, 4, CheckpointConfig(max_retained=4)) == (2, 3, 4)
 
     def test_checkpoints_that_failed_push_no_good_one_out(self) -> None:
         log = log_with(1)
         # Whatever was triggered and aborted between 1 and 90 left no record.
-        assert retained_after(log, 90, 2) == (1, 90)
+        assert retained_after(log, 90, CheckpointConfig(max_retained=2)) == (1, 90)
         assert log.retained == (1,)
+
+
+HOUR = 3_600_000
+A_DAY = CheckpointConfig(max_retained=3, retain_ms=24 * HOUR)
+
+
+class TestWhatIsRetainedWhileNothingChanges:
+    def test_an_idle_checkpoint_takes_the_place_of_the_one_before_it(self) -> None:
+        log = log_with(1, 2)
+        complete(log, 3, content="c")
+        for checkpoint_id in range(4, 40):
+            assert complete(log, checkpoint_id, content="c").retained == (1, 2, checkpoint_id)
+
+    def test_what_is_not_known_is_not_the_same(self) -> None:
+        log = log_with(1, 2, 3)
+        assert complete(log, 4).retained == (2, 3, 4)
+
+    def test_one_that_is_like_an_older_one_is_not_idle(self) -> None:
+        """What the one between has shown is not undone."""
+        log = log_with()
+        for checkpoint_id, content in enumerate("aba", 1):
+            complete(log, checkpoint_id, content=content)
+        assert log.retained == (1, 2, 3)
+
+    @pytest.mark.parametrize(
+        "changed",
+        [
+            {"cut": 8},
+            {"positions": {"a": 4}},
+            {"output_sequence": 6},
+            {"source_position": "10"},
+            {"in_flight": (InFlight("a", 3, 4, 100),)},
+            {"stage": "other"},
+        ],
+        ids=lambda changed: str(next(iter(changed))),
+    )
+    def test_a_stage_that_has_come_further_is_a_change(self, changed: dict[str, Any]) -> None:
+        report = StageReport("s", 1, 1, 1, 7, positions={"a": 3}, output_sequence=5, source_position="9")
+        other = msgspec.structs.replace(report, checkpoint_id=2, attempt=2, generation=2, files=("b",), new_bytes=9)
+        assert content_of([report]) == content_of([other])
+        assert content_of([report]) != content_of([msgspec.structs.replace(report, **changed)])
+
+    def test_in_which_order_stages_report_does_not_count(self) -> None:
+        reports = [StageReport(name, 1, 1, 1, 7) for name in "ab"]
+        assert content_of(reports) == content_of(reversed(reports))
+
+
+class TestWhatIsRetainedByTime:
+    def taken(self, config: CheckpointConfig, times: Iterable[int]) -> tuple[DecisionLog, dict[int, int]]:
+        log = log_with()
+        at = dict(enumerate(times, 1))
+        for checkpoint_id, at_ms in at.items():
+            complete(
+                log,
+                checkpoint_id,
+                at_ms=at_ms,
+                content=str(checkpoint_id),
+                max_retained=config.max_retained,
+                retain_ms=config.retain_ms,
+            )
+        return log, at
+
+    def test_the_newest_and_one_of_every_hour_of_a_day(self) -> None:
+        log, at = self.taken(A_DAY, range(0, 50 * HOUR, 10 * 60_000))
+        ages = [(max(at.values()) - at[each]) / HOUR for each in reversed(log.retained)]
+        assert ages[:3] == [0, 1 / 6, 1 / 3]
+        assert [round(ages[index + 1] - ages[index], 3) for index in range(4, len(ages) - 1)] == [1.0] * (len(ages) - 5)
+        assert 23 <= ages[-1] < 24
+
+    def test_all_where_they_are_few(self) -> None:
+        log, at = self.taken(A_DAY, range(0, 20 * HOUR, HOUR))
+        assert log.retained == tuple(at)
+
+    def test_for_nothing_no_time(self) -> None:
+        log, at = self.taken(CheckpointConfig(max_retained=2), range(0, 20 * HOUR, HOUR))
+        assert log.retained == tuple(at)[-2:]
+
+    @pytest.mark.parametrize("jump", [10**15, -(10**15)])
+    def test_a_clock_that_jumps_takes_none_of_the_newest(self, jump: int) -> None:
+        log, at = self.taken(A_DAY, [*range(0, 20 * HOUR, HOUR), 20 * HOUR + jump])
+        assert log.retained[-3:] == tuple(at)[-3:]
+
+    def test_a_clock_that_jumps_all_the_time_lets_nothing_grow(self) -> None:
+        log, _ = self.taken(A_DAY, [(number * 7919 * HOUR) % 10**13 for number in range(500)])
+        assert len(log.retained) <= A_DAY.max_retained + PARTS + 1
+        assert len(list(log)) <= 9
 
 
 def files(*paths: str, generation: int = 1) -> list[StoredFile]:
@@ -121,9 +216,11 @@ class Run:
 class RetentionAgainstAModel(RuleBasedStateMachine):
     """Several runs write, complete and clean up. The log in full is `history`."""
 
-    @initialize(most=st.integers(1, 3))
-    def start(self, most: int) -> None:
+    @initialize(most=st.integers(1, 3), retain_ms=st.sampled_from([0, 50]))
+    def start(self, most: int, retain_ms: int) -> None:
         self.max_retained = most
+        self.retain_ms = retain_ms
+        self.contents: dict[int, str] = {}
         self.history: list[Decision] = []
         self.stored: dict[str, int] = {}
         self.references: dict[int, frozenset[str]] = {}
@@ -160,7 +257,7 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         run = self.runs[-1 - number % len(self.runs)]
         run.own_files = {path for path in run.own_files if hash_of(path) % 8 >= share}
 
-    def the_newest_run_claims_a_slot(self, share: int, also_decided: bool) -> None:
+    def the_newest_run_claims_a_slot(self, share: int, also_decided: bool, is_idle: bool, at_ms: int) -> None:
         """The checkpoint refers to files of its run and of its parent. Its outcome may not be known yet."""
         run = self.runs[-1]
         if run.undecided is not None:
@@ -169,7 +266,17 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         candidates = run.own_files | (NOTHING if parent is None else self.references[parent.checkpoint_id])
         run.under_way = frozenset(path for path in candidates if hash_of(path) % 8 >= share)
         self.next_id += 1
-        run.undecided = propose(run.log, self.next_id, generation=run.generation, max_retained=self.max_retained)
+        content = self.contents[parent.checkpoint_id] if is_idle and parent is not None else str(self.next_id)
+        run.undecided = propose(
+            run.log,
+            self.next_id,
+            generation=run.generation,
+            max_retained=self.max_retained,
+            retain_ms=self.retain_ms,
+            content=content,
+            at_ms=at_ms,
+        )
+        self.contents[self.next_id] = content
         self.references[self.next_id] = run.under_way
         self.history.append(run.undecided)
         if also_decided:
@@ -202,7 +309,24 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
     def the_newest_checkpoint_is_retained(self) -> None:
         log = self.read()
         assert log.newest is None or log.newest.checkpoint_id in log.retained
-        assert len(log.retained) <= self.max_retained
+        assert len(log.retained) <= self.max_retained + (PARTS + 1 if self.retain_ms else 0)
+
+    @invariant()
+    def the_newest_that_differ_are_retained_whatever_the_clock_says(self) -> None:
+        """Of those that follow one another without a change the last."""
+        log = self.read()
+        if log.newest is None:
+            return
+        by_id = {each.checkpoint_id: each for each in self.history if isinstance(each, CheckpointCompleted)}
+        current: CheckpointCompleted | None = log.newest
+        different: list[int] = []
+        last = None
+        while current is not None and len(different) < self.max_retained:
+            if current.content != last:
+                different.append(current.checkpoint_id)
+            last = current.content
+            current = None if current.parent is None else by_id[current.parent]
+        assert set(different) <= set(log.retained)
 
     @invariant()
     def every_file_of_every_retained_checkpoint_is_there(self) -> None:

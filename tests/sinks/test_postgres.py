@@ -1098,6 +1098,30 @@ def test_a_table_of_the_same_name_in_another_database_is_refused_if_it_holds_not
     check_shop(server, pipeline, spark)
 
 
+@pytest.mark.spark
+def test_a_table_may_be_renamed_before_its_first_row_and_not_later(
+    server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    def rename(old: str, new: str) -> tg.Pipeline:
+        with psycopg.connect(server.dsn) as connection:
+            connection.execute(f"ALTER TABLE {old} RENAME TO {new}".encode())
+        return shop(tmp_path, server.dsn, tg.PostgresTable(new, server.dsn))
+
+    (tmp_path / "in").mkdir()
+    run_to_end(shop(tmp_path, server.dsn), tmp_path / "root", spark)
+    write_input(tmp_path / "in", 2, 10)
+    run_to_end(rename("order_log", "all_orders"), tmp_path / "root", spark)
+    assert rows_of(server, "SELECT count(*) FROM all_orders") == Counter([(20,)])
+    renamed = rename("all_orders", "order_log")
+    told = (
+        r"'order_log' wrote to PostgreSQL table public.all_orders, which was renamed and now is PostgreSQL table public"
+    )
+    with pytest.raises(RecoveryRefused, match=rf"{told}.order_log\..*ckpt-.*give it its old name again"):
+        run_to_end(renamed, tmp_path / "root", spark)
+    run_to_end(rename("order_log", "all_orders"), tmp_path / "root", spark)
+    assert rows_of(server, "SELECT count(*) FROM all_orders") == Counter([(20,)])
+
+
 def test_a_table_is_known_by_its_server_its_database_and_itself(server: PostgresServer, tmp_path: Path) -> None:
     sink = tg.PostgresTable("known", server.dsn)
     assert sink.identity() is None

@@ -25,8 +25,8 @@ from tidegate.spark.generation import Bounds, Generation, Opened
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import OutputMode
 from tidegate.spark.root import Root
-from tidegate.spark.run import address_of
 from tidegate.spark.stage import RunningStage
+from tidegate.spark.tables import address_of
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import (
     FORMAT,
@@ -253,10 +253,12 @@ class PlayedPipeline:
         self.poll_until(lambda: self.generation.is_settled)
         assert self.generation.completed(checkpoint_id)
 
+    def newest(self) -> Manifest:
+        return next(retained_manifests(self.root.store, self.root.decisions.read()))
+
     def sealed(self) -> Committable:
         """What the newest checkpoint has sealed for the table."""
-        manifest = next(retained_manifests(self.root.store, self.root.decisions.read()))
-        sealed = manifest.stages["table"].committable
+        sealed = self.newest().stages["table"].committable
         assert sealed is not None
         return decode_committable(sealed)
 

@@ -24,6 +24,7 @@ from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
+from tidegate.storage.inspection import examine
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -198,3 +199,22 @@ def test_a_sink_in_update_mode_shows_its_rows_and_leaves_nothing_staged(tmp_path
     }
     staged = tmp_path / "lake" / "totals" / "_tidegate"
     assert [path for path in staged.rglob("*") if path.name.startswith("batch-")] == []
+
+
+def test_checkpoints_in_which_nothing_changes_push_out_no_other_and_leave_nothing_behind(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        for _ in range(3):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        sizes = []
+        for _ in range(30):
+            pipeline.checkpoint()
+            sizes.append(pipeline.sizes)
+        assert sizes[-1] == sizes[12]
+        log = pipeline.root.decisions.read()
+        assert log.retained == (1, 2, 33)
+        for checkpoint_id in log.retained:
+            examine(pipeline.root.store, pipeline.root.paths, log, checkpoint_id)
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        assert pipeline.root.decisions.read().retained == (2, 33, 34)

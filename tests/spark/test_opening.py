@@ -20,7 +20,7 @@ from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline
 from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.sinks.contract import Sink, SinkPlace, decode_committable
 from tidegate.spark import queries, run
 from tidegate.spark.generation import Generation, Opened
 from tidegate.spark.root import Root
@@ -60,12 +60,13 @@ def _named(name: str) -> Callable[[DataFrame], DataFrame]:
     return function
 
 
-def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int = 1) -> None:
+def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int = 1, *, has_rows: bool = True) -> None:
     """Another run opens a generation, and takes checkpoints in it. `table` is what it says that its sink writes to."""
     winner = PlayedPipeline(folder, address=table)
     try:
         for _ in range(checkpoints):
-            winner.one_batch_each()
+            if has_rows:
+                winner.one_batch_each()
             winner.checkpoint()
     finally:
         winner.generation.stop()
@@ -213,7 +214,14 @@ def test_a_root_that_was_made_anew_meanwhile_is_not_opened(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("table", "message"),
-    [("table", "of sink 'table' is gone"), ("another", "sink 'table' wrote to delta .*/table. Now it would write to")],
+    [
+        ("table", "of sink 'table' is gone"),
+        (
+            "another",
+            r"wrote to Delta table .*/table \(no longer there\)\. Now it would write to .*/another, which is an",
+        ),
+        ("nowhere", r"wrote to Delta table .*/table \(no .*\)\. Now it would write to .*/nowhere, where there is none"),
+    ],
 )
 def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str, message: str, tmp_path: Path) -> None:
     take_over(tmp_path)
@@ -223,6 +231,42 @@ def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str,
     with pytest.raises(RecoveryRefused, match=message):
         pipeline_of(tmp_path, table).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
+@pytest.mark.parametrize("what", ["moved", "only named elsewhere", "created anew by others", "gone"])
+def test_a_table_for_which_no_row_was_ever_sealed_may_be_another(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
+    table.prepare_table(place, SCHEMA)
+    take_over(tmp_path, has_rows=False)
+    if what == "moved":
+        table.path.rename(tmp_path / "lake" / "elsewhere")
+    elif what != "only named elsewhere":
+        shutil.rmtree(table.path)
+    if what == "created anew by others":
+        table.prepare_table(place, SCHEMA)
+    now = "table" if what in ("created anew by others", "gone") else "elsewhere"
+    pipeline_of(tmp_path, now).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
+    assert tg.DeltaTable(tmp_path / "lake" / now).identity() is not None
+
+
+def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven: list[Generation] = []
+    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation))
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    table.prepare_table(SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table"), SCHEMA)
+    take_over(tmp_path)
+    table.path.rename(tmp_path / "moved")
+    pipeline_of(tmp_path, sink=CountingTable(tmp_path / "moved")).run(tmp_path / "root")
+    sealed = driven[0].stages["table"].sealed()
+    assert sealed is not None
+    assert [Path(each.path).parents[4] for each in decode_committable(sealed).files] == [tmp_path / "moved"]
 
 
 @pytest.mark.parametrize("what", ["same", "created anew", "created anew and known before"])
@@ -301,7 +345,7 @@ def test_a_function_may_be_replaced_before_its_first_call_has_succeeded(
 
 def test_a_function_that_takes_the_place_of_a_table_is_refused(tmp_path: Path) -> None:
     take_over(tmp_path)
-    with pytest.raises(RecoveryRefused, match=r"wrote to delta .*/table\. Now it would write to function print"):
+    with pytest.raises(RecoveryRefused, match=r"wrote to Delta table .*/table .*Now it would write to function print"):
         pipeline_of(tmp_path, sink=tg.ForeachBatch(print)).run(tmp_path / "root")
 
 

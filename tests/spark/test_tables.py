@@ -11,9 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
-from tidegate.errors import ForeignTable, RecoveryRefused, TablePutBack
+from tidegate.errors import Fenced, ForeignTable, RecoveryRefused, TablePutBack
+from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.recovery import checkpoint_name
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.spark.run import run_pipeline
 from tidegate.spark.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
@@ -21,18 +23,27 @@ from tidegate.storage.inspection import InspectedRoot
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def copying(folder: Path) -> tg.Pipeline:
+class Crashing(tg.DeltaTable):
+    """Its run ends between the decision and the commit."""
+
+    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
+        raise Fenced("as if it were killed")
+
+
+def copying(
+    folder: Path, table_sink: tg.DeltaTable | None = None, other_sink: tg.DeltaTable | None = None
+) -> tg.Pipeline:
     pipeline = tg.Pipeline("copying")
 
     @pipeline.source
     def rows(spark: SparkSession) -> DataFrame:
         return stream(spark, folder / "in")
 
-    @pipeline.sink(tg.DeltaTable(folder / "table"))
+    @pipeline.sink(table_sink or tg.DeltaTable(folder / "table"))
     def table(rows: DataFrame) -> DataFrame:
         return rows.select("id")
 
-    @pipeline.sink(tg.DeltaTable(folder / "other"))
+    @pipeline.sink(other_sink or tg.DeltaTable(folder / "other"))
     def other(rows: DataFrame) -> DataFrame:
         return rows.select("id")
 
@@ -120,3 +131,37 @@ def test_a_table_of_another_root_is_refused_though_it_holds_nothing_of_the_pipel
     assert not (tmp_path / "another root").exists()
     for name in ("table", "other"):
         assert table_rows(tmp_path / name, ["id"]) == {(each,): 1 for each in range(20)}
+
+
+def test_a_table_may_be_moved_whole_and_named_elsewhere_before_its_first_row(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    (tmp_path / "in").mkdir()
+    table, other = tmp_path / "table", tmp_path / "other"
+    moved, elsewhere, moved_again = tmp_path / "moved", tmp_path / "elsewhere", tmp_path / "moved again"
+
+    def run(table: tg.DeltaTable, other: tg.DeltaTable) -> None:
+        run_to_end(copying(tmp_path, table, other), tmp_path / "root", spark, checkpoint_interval="1h")
+
+    run(tg.DeltaTable(table), tg.DeltaTable(other))
+    table.rename(moved)
+    write_input(tmp_path / "in", 2, 10)
+    with pytest.raises(Fenced):  # with rows that were decided and that no table shows
+        run(Crashing(moved), Crashing(elsewhere))
+    assert table_rows(moved, ["id"]).total() == 0
+    moved.rename(moved_again)
+    run(tg.DeltaTable(moved_again), tg.DeltaTable(elsewhere))
+    for name in (moved_again, elsewhere):
+        assert table_rows(name, ["id"]) == {(each,): 1 for each in range(20)}
+    assert table_rows(other, ["id"]).total() == 0
+
+    moved_again.rename(moved)
+    write_input(tmp_path / "in", 1, 10, first_file=2)
+    told = (
+        rf"'other' wrote to Delta table {elsewhere} \(still there\)\. Now it would write to Delta table {other}, which"
+    )
+    with pytest.raises(RecoveryRefused, match=told):
+        run(tg.DeltaTable(moved), tg.DeltaTable(other))
+    run(tg.DeltaTable(moved), tg.DeltaTable(elsewhere))
+    for name in (moved, elsewhere):
+        assert table_rows(name, ["id"]) == {(each,): 1 for each in range(30)}

@@ -227,6 +227,9 @@ def right_shape() -> tg.Pipeline:
         ({"checkpoint_intervall": "10s"}, ("checkpoint_intervall",)),
         ({"restarts": "many"}, ("restarts",)),
         ({"available_now": "yes"}, ("available_now",)),
+        ({"retain": "long"}, ("retain", "'long'", "such as 3", "24h")),
+        ({"retain": 0}, ("retain", "'0'", "at least 1 checkpoint")),
+        ({"retain": "0h"}, ("retain", "'0h'", "1ms")),
     ],
     ids=[
         "no unit",
@@ -239,6 +242,9 @@ def right_shape() -> tg.Pipeline:
         "a misspelt name",
         "a word for a number",
         "a word for a bool",
+        "a word for what to retain",
+        "no checkpoint to retain",
+        "no time to retain them",
     ],
 )
 def test_an_option_that_cannot_be_is_refused_by_name(
@@ -256,6 +262,10 @@ def test_the_interval_of_a_config_counts_unless_another_is_given() -> None:
     assert RunOptions(checkpoint=config).config() == config
     given = RunOptions(checkpoint=config, checkpoint_interval="5s").config()
     assert (given.interval_ms, given.max_retained) == (5_000, 7)
+    given = RunOptions(checkpoint=config, retain="24h").config()
+    assert (given.retain_ms, given.max_retained) == (86_400_000, 7)
+    assert RunOptions(checkpoint=config, retain="5").config().max_retained == 5
+    assert RunOptions(checkpoint=config, retain=2).config().max_retained == 2
     assert RunOptions().config().interval_ms == 10_000
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tidegate.errors import DamagedLog, StoreUnavailable
+from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog, encode_decision
 from tidegate.protocol.retention import retained_after
 from tidegate.storage.decisions import StoredDecisions
@@ -45,7 +46,7 @@ def completing(log: DecisionLog, claimant: str = "me", max_retained: int = 2) ->
         manifest=RootPaths.manifest(log.generation, checkpoint_id),
         manifest_sha256="00" * 32,
         aligned=True,
-        retained=retained_after(log, checkpoint_id, max_retained),
+        retained=retained_after(log, checkpoint_id, CheckpointConfig(max_retained=max_retained)),
     )
 
 

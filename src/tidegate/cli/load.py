@@ -7,6 +7,7 @@ import importlib.util
 import os
 import sys
 import traceback
+from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -18,7 +19,10 @@ _NO_SPARK_YET: Final = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
 
 def load_pipeline(file: Path, name: str | None, *, to_run: bool = False) -> Pipeline:
-    """The pipeline that a file defines. `to_run`: on Spark, whose workers then get the functions of the file too."""
+    """The pipeline that a file defines, which is loaded in its own folder: relative paths in it mean that.
+
+    `to_run`: on Spark, whose workers then get the functions of the file too.
+    """
     module = _load(file)
     if to_run:
         _give_to_workers(module, file)
@@ -53,14 +57,15 @@ def _give_to_workers(module: ModuleType, file: Path) -> None:
 
 
 def _load(file: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tidegate_pipeline_{file.stem}", file)
+    spec = importlib.util.spec_from_file_location(f"tidegate_pipeline_{file.stem}", file.absolute())
     if spec is None or spec.loader is None:
         raise InvalidPipeline(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     sys.path.insert(0, str(file.parent.absolute()))
     try:
-        spec.loader.exec_module(module)
+        with chdir(file.absolute().parent):
+            spec.loader.exec_module(module)
     except TidegateError:
         raise
     except (Exception, SystemExit) as error:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -32,6 +32,12 @@ def run_command(
             help="How long a stage may take to align a checkpoint, until it captures what is in flight; 0s: at once."
         ),
     ] = None,
+    retain: Annotated[
+        str,
+        typer.Option(
+            help="How many checkpoints that differ to keep, or for how long: 24h keeps the newest 3, and one an hour."
+        ),
+    ] = "3",
     max_backlog: Annotated[
         str, typer.Option(help="How much of a stage's output its slowest reader may be behind, until it is held back.")
     ] = "256MB",
@@ -59,6 +65,8 @@ def run_command(
 ) -> None:
     """Run a pipeline until it is stopped, or until all its input is consumed.
 
+    Relative paths in the file are taken from its folder, those of options from where you are.
+
     Ctrl-C or SIGTERM stops it after a last checkpoint; a second one at once. Started again, it goes on from the
     newest checkpoint, whatever ended it.
 
@@ -75,17 +83,22 @@ def run_command(
     from tidegate.cli.load import load_pipeline
     from tidegate.cli.view import JsonView, LiveView, LogView
     from tidegate.spark.run import run_pipeline
+    from tidegate.spark.session import in_place
+    from tidegate.storage.files import plain_path
 
+    given = in_place({key: value for key, _, value in settings})
+    root = plain_path(root)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     chosen = load_pipeline(file, pipeline, to_run=True)
     try:
-        with view:
+        with view, chdir(chosen.folder):
             run_pipeline(
                 chosen,
                 root,
                 view=_shown(view),
                 checkpoint_interval=checkpoint_interval,
                 unaligned_after=unaligned_after,
+                retain=retain,
                 max_backlog=max_backlog,
                 max_backlog_segments=max_backlog_segments,
                 commit_timeout=commit_timeout,
@@ -93,7 +106,7 @@ def run_command(
                 take_over=take_over,
                 fsync=fsync,
                 restarts=restarts,
-                conf={key: value for key, _, value in settings},
+                conf=given,
             )
     except KeyboardInterrupt as interrupt:
         _end_at_once(str(interrupt) or "stopped while it was starting", as_json)

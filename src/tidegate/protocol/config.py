@@ -13,12 +13,14 @@ UnalignedMode = Literal["never", "on_timeout", "always"]
 
 _UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
+_TIME: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
+
 _SIZES: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
 def as_ms(name: str, text: str) -> int:
     """A time as users write it, in milliseconds."""
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text.strip())
+    match = _TIME.fullmatch(text.strip())
     if match is None:
         raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
     return int(match[1]) * _UNITS[match[2]]
@@ -30,6 +32,19 @@ def size_in_bytes(name: str, text: str) -> int:
     if match is None:
         raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500KB, 256MB or 1GB")
     return int(match[1]) * _SIZES[match[2]]
+
+
+def retention(text: str) -> dict[str, int]:
+    """How many checkpoints to retain, or for how long, as users write it: the settings that say so."""
+    if text.strip().isdecimal():
+        found = {"max_retained": int(text)}
+    elif _TIME.fullmatch(text.strip()):
+        found = {"retain_ms": as_ms("retain", text)}
+    else:
+        raise InvalidConfig(f"retain is {text!r}; write how many checkpoints, such as 3, or for how long, such as 24h")
+    if not all(found.values()):
+        raise InvalidConfig(f"retain is {text!r}; it must be at least 1 checkpoint, or 1ms")
+    return found
 
 
 def _at_least(name: str, value: int, least: int) -> None:
@@ -52,7 +67,8 @@ class AlignmentConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How often checkpoints are taken, how long they may take, and how many are kept."""
+    """How often checkpoints are taken, how long they may take, and how many are kept, and for how long (see
+    `retention.py`)."""
 
     interval_ms: int = 10_000
     min_pause_ms: int = 0
@@ -60,6 +76,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tolerable_failures: int = 3
     max_concurrent: int = 1
     max_retained: int = 3
+    retain_ms: int = 0
     incremental: bool = True
     alignment: AlignmentConfig = AlignmentConfig()
 
@@ -70,3 +87,4 @@ class CheckpointConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _at_least("tolerable_failures", self.tolerable_failures, 0)
         _at_least("max_concurrent", self.max_concurrent, 1)
         _at_least("max_retained", self.max_retained, 1)
+        _at_least("retain_ms", self.retain_ms, 0)

@@ -8,14 +8,15 @@ Guarantees, checked when a record is proposed and when it is read:
 - Each generation is its predecessor plus one; a checkpoint is completed only by the generation that is open.
 - Checkpoint ids and epochs only grow, over all generations and lineages.
 - A generation is opened from a checkpoint that is retained; from nothing only if none is.
-- Each record says which checkpoints are *retained* after it. Only what no record retains may be deleted, and
-  a run deletes only by records that it knows to be in the log. So whatever an old run still deletes, a newer
-  generation cannot be built on it.
+- Each record says which checkpoints are *retained* after it, all of one lineage. Only what no record retains may be
+  deleted, and a run deletes only by records that it knows to be in the log. So whatever an old run still deletes, a
+  newer generation cannot be built on it.
 
-Each record also says at which slot the log *starts* after it: old records are trimmed, never past the oldest
-retained checkpoint, and what lies below the start is not part of the log whatever it is. A run that slept
-through that can create a record in a trimmed slot. It means nothing, and the run must not take it for a
-success: a claim counts only when the record is read back as part of the log (`judge_claim`).
+Each record also says at which slot the log *starts* after it: old records are trimmed, so that the log stays short
+however far back a retained checkpoint lies. Below the start only the records of retained checkpoints count; they are
+known by their ids, and whatever else lies there is not part of the log. A run that slept through that can create a
+record in a trimmed slot. It means nothing, and the run must not take it for a success: a claim counts only when the
+record is read back as part of the log (`judge_claim`).
 
 A record at the end of the log that is empty or torn was never decided: a record has its content on the disk before it
 gets its name, and only then anybody acts on it, so power was lost before that, or the run took the risk. Its slot is
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 import msgspec
 
@@ -51,7 +52,11 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
-    """A checkpoint is complete. `parent` is the one that it follows in its lineage."""
+    """A checkpoint is complete. `parent` is the one that it follows in its lineage.
+
+    `content` is the same as its parent's if nothing has changed between them; empty: that is not known. `at_ms` is when
+    it was triggered, by a clock that may jump: it decides nothing but which old checkpoints are retained.
+    """
 
     slot: int
     claimant: str
@@ -64,11 +69,16 @@ class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed
     aligned: bool
     retained: tuple[int, ...]
     log_start: int
+    content: str = ""
+    at_ms: int = 0
 
 
 Decision = GenerationOpened | CheckpointCompleted
 
 _decoder: Final = msgspec.json.Decoder(Decision)
+
+# How many slots the log reaches back at most when it is trimmed.
+_LONGEST: Final = 8
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -124,6 +134,9 @@ class DecisionLog:
         log_start = by_slot[last].log_start
         if not 1 <= log_start <= last:
             raise DamagedLog(f"slot {last} of the decision log starts the log at slot {log_start}")
+        for record in by_slot.values():
+            if record.slot < log_start and _is_of(record, by_slot[last].retained):
+                self._completed[record.checkpoint_id] = record
         # Whatever lies there, as below the start.
         skipped = {slot for record in by_slot.values() for slot in _skipped_by(record)}
         for slot in range(log_start, last + 1):
@@ -148,15 +161,15 @@ class DecisionLog:
             self._newest = self._last_completed = record
         else:
             self._newest = None if record.base is None else self._completed.get(record.base)
-        self._trim(record.log_start)
+        self._trim(record)
 
-    def _trim(self, log_start: int) -> None:
-        trimmed = sum(record.slot < log_start for record in self._records)
-        if trimmed:
-            for record in self._records[:trimmed]:
-                if isinstance(record, CheckpointCompleted):
-                    del self._completed[record.checkpoint_id]
-            del self._records[:trimmed]
+    def _trim(self, by: Decision) -> None:
+        self._records = [record for record in self._records if record.slot >= by.log_start]
+        self._completed = {
+            checkpoint_id: record
+            for checkpoint_id, record in self._completed.items()
+            if record.slot >= by.log_start or checkpoint_id in by.retained
+        }
 
     # -- what one may ask -------------------------------------------------------------------------
 
@@ -168,8 +181,12 @@ class DecisionLog:
 
     @property
     def first_slot(self) -> int:
-        """Where the log starts: stored records of lower slots are not part of it and may be deleted."""
+        """Where the log starts. Of lower slots it has the records of retained checkpoints alone."""
         return self._records[0].slot if self._records else 1
+
+    def has_dropped(self, slot: int) -> bool:
+        """Whether what is stored in a slot is not part of the log any more, and may be deleted."""
+        return slot < self.first_slot and all(record.slot != slot for record in self._completed.values())
 
     @property
     def next_slot(self) -> int:
@@ -220,13 +237,11 @@ class DecisionLog:
 
     def lineage(self) -> list[CheckpointCompleted]:
         """Retained checkpoints that the current state descends from, newest first."""
-        found: list[CheckpointCompleted] = []
-        current = self._newest
-        while current is not None:
-            if current.checkpoint_id in self.retained:
-                found.append(current)
-            current = None if current.parent is None else self._completed.get(current.parent)
-        return found
+        if self._newest is None:
+            return []
+        # What a checkpoint retains is of its lineage, and what is retained now was retained then.
+        kept = set(self.retained) & set(self._newest.retained)
+        return [self._completed[checkpoint_id] for checkpoint_id in sorted(kept & self._completed.keys(), reverse=True)]
 
     # -- proposals --------------------------------------------------------------------------------
 
@@ -249,6 +264,8 @@ class DecisionLog:
         manifest_sha256: str,
         aligned: bool,
         retained: tuple[int, ...],
+        content: str = "",
+        at_ms: int = 0,
     ) -> CheckpointCompleted:
         """The record that completes a checkpoint of this generation."""
         if self.generation > generation:
@@ -264,13 +281,19 @@ class DecisionLog:
             manifest_sha256,
             aligned,
             retained,
-            min(
-                (record.slot for kept in retained if (record := self._completed.get(kept))),
-                default=self.next_slot,
-            ),
+            self._start_after(retained),
+            content,
+            at_ms,
         )
         self._check_follows(proposed)
         return proposed
+
+    def _start_after(self, retained: tuple[int, ...]) -> int:
+        """Where the log is to start: at the oldest retained checkpoint, unless that lies too far back."""
+        slots = (record.slot for kept in retained if (record := self._completed.get(kept)))
+        earliest = max(min(slots, default=self.next_slot), self.first_slot, self.next_slot - _LONGEST)
+        completed = (record.slot for record in self._records if isinstance(record, CheckpointCompleted))
+        return min((slot for slot in completed if slot >= earliest), default=self.next_slot)
 
     # -- invariants -------------------------------------------------------------------------------
 
@@ -300,10 +323,6 @@ class DecisionLog:
         earliest = self._records[-1].log_start if self._records else 1
         if not earliest <= record.log_start <= record.slot:
             return f"it starts the log at slot {record.log_start}, but slot {record.slot - 1} at {earliest}"
-        for kept in record.retained:
-            known = self._completed.get(kept)
-            if known is not None and known.slot < record.log_start:
-                return f"it retains checkpoint {kept} but trims its record"
         return None
 
     def _wrong_opening(self, record: GenerationOpened) -> str | None:
@@ -326,11 +345,20 @@ class DecisionLog:
             return f"epoch {record.epoch} comes after {self.last_epoch}"
         if record.checkpoint_id not in record.retained:
             return "it does not retain itself"
-        if not set(record.retained) <= {*self.retained, record.checkpoint_id}:
+        older = set(record.retained) - {record.checkpoint_id}
+        if not older <= set(self.retained):
             return "it retains what was dropped before"
+        # Where the record of the newest one is gone, it was not retained, and what was of its lineage is not known.
+        if self._newest is not None and not older <= set(self._newest.retained):
+            return f"it retains checkpoint {min(older - set(self._newest.retained))}, which it does not descend from"
         if record.parent != self._end_of_lineage:
             return f"its parent is {record.parent}, but the lineage ends in {self._end_of_lineage}"
         return None
+
+
+def _is_of(record: Decision, retained: Collection[int]) -> TypeGuard[CheckpointCompleted]:
+    """Whether it is the record of one of these checkpoints: of each there is but one, for its id is used once."""
+    return isinstance(record, CheckpointCompleted) and record.checkpoint_id in retained
 
 
 def _skipped_by(record: Decision) -> range:
@@ -364,13 +392,15 @@ def judge_claim(proposed: Decision, log: DecisionLog) -> ClaimAnswer:
     proposes the same.
     """
     found = log.at(proposed.slot)
-    if found == proposed:
+    is_opening = isinstance(proposed, GenerationOpened)
+    # An opening of which a newer one has taken over: what it was to go on from may not be retained any more.
+    if found == proposed and not (is_opening and log.generation > proposed.generation):
         return ClaimAnswer.WON
     if found is None and proposed.slot == log.next_slot:
         return ClaimAnswer.RETRY
-    if isinstance(proposed, GenerationOpened) and log.generation < proposed.generation:
+    if is_opening and log.generation < proposed.generation:
         return ClaimAnswer.RECONSIDER
-    if log.generation > proposed.generation or isinstance(proposed, GenerationOpened):
+    if log.generation > proposed.generation or is_opening:
         return ClaimAnswer.SUPERSEDED
     raise InvariantViolation(
         f"generation {proposed.generation} lost slot {proposed.slot} to itself: two leaders of one generation"

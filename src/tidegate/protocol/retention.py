@@ -2,19 +2,30 @@
 
 Guarantees:
 - The newest complete checkpoint is retained, whatever failed after it.
+- A checkpoint in which nothing has changed takes the place of the one before it, and pushes out no other. So the newest
+  `max_retained` that differ are retained, whatever any clock says.
+- With `retain_ms`, older ones are retained for that long too, thinned out: of each 24th part of that time the first. So
+  what is retained has a bound, and so have the records that name it.
 - A file that a retained checkpoint refers to is never deleted, nor one that a checkpoint under way may come
   to refer to, nor one of a newer generation.
 - If one retained checkpoint's references are not known, no file is deleted at all.
-- Log records below the start of the log (`DecisionLog.first_slot`) may be deleted at any time, in any order.
+- Log records that the log has dropped (`DecisionLog.has_dropped`) may be deleted at any time, in any order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
-from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+
+PARTS: Final = 24
+"""How many parts the time is divided into for which older checkpoints are retained."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, order=True):
@@ -24,10 +35,49 @@ class StoredFile(msgspec.Struct, frozen=True, order=True):
     generation: int
 
 
-def retained_after(log: DecisionLog, checkpoint_id: int, max_retained: int) -> tuple[int, ...]:
-    """What the record that completes `checkpoint_id` retains: it and the newest before it, oldest first."""
-    older = [record.checkpoint_id for record in log.lineage()][: max_retained - 1]
-    return (*reversed(older), checkpoint_id)
+def content_of(reports: Iterable[StageReport]) -> str:
+    """What tells a checkpoint from its parent: how far every stage has come, and what is in flight.
+
+    Files do not count: a new generation stores the same ones by other names.
+    """
+    stages = [
+        (
+            report.stage,
+            report.cut,
+            sorted(report.positions.items()),
+            report.output_sequence,
+            report.source_position,
+            sorted((each.input, each.after, each.through) for each in report.in_flight),
+        )
+        for report in reports
+    ]
+    return hashlib.sha256(msgspec.json.encode(sorted(stages, key=lambda each: each[0]))).hexdigest()[:16]
+
+
+def retained_after(
+    log: DecisionLog, checkpoint_id: int, config: CheckpointConfig, *, content: str = "", at_ms: int = 0
+) -> tuple[int, ...]:
+    """What the record that completes `checkpoint_id` retains, oldest first."""
+    older = log.lineage()
+    if older and content and older[0].content == content:
+        older = older[1:]
+    kept = older[: config.max_retained - 1]
+    kept += _thinned(older[config.max_retained - 1 :], at_ms, config.retain_ms)
+    return (*(record.checkpoint_id for record in reversed(kept)), checkpoint_id)
+
+
+def _thinned(older: Sequence[CheckpointCompleted], now_ms: int, retain_ms: int) -> list[CheckpointCompleted]:
+    """Of those of each part of the time the first: the choice stays the same as time goes on. Newest first.
+
+    What a clock that has jumped says to be in the future is as good as new.
+    """
+    if not retain_ms:
+        return []
+    first: dict[int, CheckpointCompleted] = {}
+    for record in reversed(older):
+        if now_ms - record.at_ms < retain_ms:
+            first.setdefault(record.at_ms * PARTS // retain_ms, record)
+    return [record for record in older if record in first.values()][: PARTS + 1]
 
 
 def deletable(

@@ -43,7 +43,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import msgspec
 
@@ -218,6 +218,15 @@ class RowSink(Sink, Protocol):
 
     def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
         """Stage a batch instead of whatever was staged of it before. Returns its rows."""
+        ...
+
+
+@runtime_checkable
+class SinkWithPath(Sink, Protocol):
+    """A sink whose table is named by a path, which may be a relative one."""
+
+    def seen_from(self, folder: Path) -> Self:
+        """The sink with its path taken from this folder, if it is relative."""
         ...
 
 

@@ -11,6 +11,7 @@ staged is looked through before a checkpoint is decided: different rows of one k
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -19,7 +20,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote
 
 import deltalake
@@ -48,7 +49,7 @@ from tidegate.sinks.staging import (
 )
 from tidegate.sinks.statistics import statistics
 from tidegate.storage.disk import sync
-from tidegate.storage.files import link, plain_path
+from tidegate.storage.files import link, local_path, plain_path
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.parquet import count_rows
 
@@ -82,6 +83,7 @@ class DeltaTable:
         key: str | Sequence[str] = (),
         newest_by: str | Sequence[str] = (),
     ) -> None:
+        self._given = local_path(path)
         self._path = plain_path(path)
         self._partition_by = as_names(partition_by)
         self._key = as_names(key)
@@ -111,6 +113,13 @@ class DeltaTable:
     @property
     def path(self) -> Path:
         return self._path
+
+    def seen_from(self, folder: Path) -> Self:
+        if self._given.is_absolute():
+            return self
+        seen = copy.copy(self)
+        seen._path = plain_path(folder / self._given)
+        return seen
 
     @property
     def partition_by(self) -> tuple[str, ...]:

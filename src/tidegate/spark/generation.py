@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
@@ -49,7 +50,7 @@ from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
 from tidegate.protocol.recovery import checkpoint_name
-from tidegate.protocol.retention import retained_after
+from tidegate.protocol.retention import content_of, retained_after
 from tidegate.sinks import function
 from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
 from tidegate.spark import cleaning
@@ -401,6 +402,8 @@ class Generation:
         name = self._paths.manifest(self.generation, checkpoint_id)
         self._store.put(name, data)
         reached(Step.MANIFEST_WRITTEN)
+        content = content_of(checkpoint.reports.values())
+        at_ms = int(datetime.fromisoformat(manifest.triggered_at).timestamp() * 1000)
         proposed = self._log.completing(
             self._opened.claimant,
             self.generation,
@@ -409,7 +412,9 @@ class Generation:
             manifest=name,
             manifest_sha256=sha256,
             aligned=manifest.aligned,
-            retained=retained_after(self._log, checkpoint_id, self._config.max_retained),
+            retained=retained_after(self._log, checkpoint_id, self._config, content=content, at_ms=at_ms),
+            content=content,
+            at_ms=at_ms,
         )
         answer, log = self._decisions.claim(proposed)
         if answer is not ClaimAnswer.WON:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
 
 import msgspec
@@ -17,7 +18,6 @@ from tidegate.errors import InvalidPipeline
 
 if TYPE_CHECKING:
     import threading
-    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -42,10 +42,16 @@ class StageDefinition(msgspec.Struct, frozen=True):
     parameters: tuple[str, ...]
     output_mode: OutputMode = "append"
     sink: Sink | None = None
+    folder: Path | None = None
+    """From where a source's relative paths are to be taken."""
 
 
 class Pipeline:
-    """A named DAG of streaming queries."""
+    """A named DAG of streaming queries.
+
+    `folder` is that of the file which makes it: relative paths of its tables and sources are taken from there, wherever
+    it is run. In a notebook or a shell it is the working directory.
+    """
 
     def __init__(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -53,6 +59,7 @@ class Pipeline:
                 f"the pipeline's name {name!r} must start with a letter and hold letters, digits and _ only"
             )
         self.name = name
+        self.folder = _made_in(self)
         self._stages: dict[str, StageDefinition] = {}
 
     # -- defining ---------------------------------------------------------------------------------
@@ -64,7 +71,7 @@ class Pipeline:
             raise InvalidPipeline(
                 f"source {function.__name__!r} takes {', '.join(parameters)}; it may take `spark` and nothing else"
             )
-        self._add(StageDefinition(function.__name__, "source", function, (), parameters))
+        self._add(StageDefinition(function.__name__, "source", function, (), parameters, folder=self.folder))
         return function
 
     @overload
@@ -92,7 +99,7 @@ class Pipeline:
         self, sink: Sink, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
     ) -> Callable[[Function], Function]:
         """A stage whose output goes to a table."""
-        from tidegate.sinks.contract import FileSink, RowSink
+        from tidegate.sinks.contract import FileSink, RowSink, SinkWithPath
 
         if isinstance(sink, type) or not isinstance(sink, FileSink | RowSink):
             given = getattr(sink, "__name__", None) or repr(sink)
@@ -100,8 +107,10 @@ class Pipeline:
                 f"a sink needs a table, not {given}: write @pipeline.sink(tidegate.DeltaTable(path)) over its function"
             )
 
+        placed = sink.seen_from(self.folder) if isinstance(sink, SinkWithPath) else sink
+
         def define(defined: Function) -> Function:
-            self._add(_reading(defined, "sink", inputs, output_mode, sink))
+            self._add(_reading(defined, "sink", inputs, output_mode, placed))
             return defined
 
         return define
@@ -192,6 +201,18 @@ class Pipeline:
         from tidegate.spark.run import run_pipeline
 
         run_pipeline(self, root, spark, stop=stop, **options)
+
+
+def _made_in(pipeline: Pipeline) -> Path:
+    """The folder of the file whose code makes a pipeline."""
+    frame = inspect.currentframe()
+    while frame is not None and (frame.f_code is _made_in.__code__ or frame.f_locals.get("self") is pipeline):
+        frame = frame.f_back
+    file = None if frame is None else frame.f_globals.get("__file__")
+    if file is None:
+        return Path.cwd()
+    # What lies in an archive has folders there that are none.
+    return next(folder for folder in Path(file).absolute().parents if folder.is_dir())
 
 
 def _reading(

@@ -20,7 +20,7 @@ from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.session import StageSessions
-from tidegate.spark.sources import STREAM_V1, stream_leaves, streams_read
+from tidegate.spark.sources import STREAM_V1, check_folder, stream_leaves, streams_read, working_folder
 from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def build(
     try:
         frame = definition.function(*arguments)
     except PySparkException as error:
-        raise InvalidPipeline(f"{what} does not fit its input: {_cause(error)}") from error
+        raise InvalidPipeline(f"{what} does not fit its input: {_cause(error)}{_sought_in(error, session)}") from error
     except TidegateError:
         raise
     except Exception as error:
@@ -108,9 +108,18 @@ def build(
     _check_output_mode(what, definition, frame)
     if not gates:
         _check_source(what, frame)
+        if definition.folder is not None:
+            check_folder(what, frame, definition.folder)
         return Built(frame, (), streams_read(definition.name, frame))
     aggregates = _aggregates(frame._jdf.queryExecution().analyzed())
     return Built(frame, _sources(what, frame, gates), aggregates=aggregates)
+
+
+def _sought_in(error: PySparkException, session: SparkSession) -> str:
+    """Where Spark has looked for a relative path, of which it does not tell."""
+    if error.getCondition() != "PATH_NOT_FOUND":
+        return ""
+    return f" (relative paths are taken from {working_folder(session).getPath()})"
 
 
 def _aggregates(plan: Any) -> bool:

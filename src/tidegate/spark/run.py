@@ -34,7 +34,6 @@ from tidegate.errors import (
     Fenced,
     ForeignTable,
     InvalidConfig,
-    RecoveryRefused,
     SinkFailed,
     SparkLost,
     StageFailed,
@@ -45,11 +44,9 @@ from tidegate.errors import (
 )
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import RetryPause
-from tidegate.protocol.config import CheckpointConfig, as_ms, size_in_bytes
+from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
-from tidegate.protocol.recovery import checkpoint_name
-from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.filelog import restart_source_logs
@@ -61,13 +58,13 @@ from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
-from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
+from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.stage import cause_of
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
-from tidegate.spark.tables import check_not_put_back
+from tidegate.spark.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.spark.watch import TopicWatch
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
@@ -104,6 +101,9 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unaligned_after: str | None = None
     """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
     Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
+    retain: str | int | None = None
+    """How many checkpoints to keep, of those that differ, such as 3; or for how long, such as "24h": then the newest 3,
+    and one of every 24th part of that time. Takes the place of what `checkpoint` says of it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     max_backlog: str = "256MB"
     """How many bytes of a channel its slowest reader may have yet to consume, until the channel's writer is held back:
@@ -137,6 +137,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                     f"checkpoint_interval is {self.checkpoint_interval!r}; it must be at least 1ms, such as 10s"
                 )
             config = msgspec.structs.replace(config, interval_ms=interval_ms)
+        if self.retain is not None:
+            config = msgspec.structs.replace(config, **retention(str(self.retain)))
         if self.unaligned_after is None:
             return config
         timeout_ms = as_ms("unaligned_after", self.unaligned_after)
@@ -183,7 +185,10 @@ def run_pipeline(
     with _stopping(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
-            session = RunSession(spark, lambda: local_session(pipeline.name, folder / "spark.log", settings.conf))
+            conf = in_place(settings.conf)
+            session = RunSession(
+                spark, lambda: local_session(pipeline.name, folder / "spark.log", conf, pipeline.folder)
+            )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
             run.start_spark()
             try:
@@ -242,18 +247,6 @@ def _stopping(given: threading.Event | None) -> Iterator[_Stop]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def address_of(sink: Sink) -> TableAddress:
-    """Where a sink's table is, and which one it is that is there now."""
-    return msgspec.structs.replace(sink.table, identity=sink.identity())
-
-
-def _is_another(then: TableAddress, now: TableAddress) -> bool:
-    """Whether a sink's table is not the one that it wrote to. By its identity only where that was known then."""
-    if {then.kind, now.kind} <= function.KINDS:
-        return False  # the record of its calls lies in the root: it goes on from there under any name
-    return (then.kind, then.address) != (now.kind, now.address) or then.identity not in (None, now.identity)
 
 
 def _with_tables(shape: dict[str, StageShape], tables: dict[str, TableAddress]) -> dict[str, StageShape]:
@@ -385,10 +378,11 @@ class _Run:
                 shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
             changes = self._check_state(base, shape, sessions)
             tables = self._check_tables(sinks, built, base, log)
-            if base is None:
-                for name, (sink, place) in sinks.items():  # none is created before all are checked
+            for name, (sink, place) in sinks.items():  # none is created before all are checked
+                if name not in tables:
                     sink.prepare_table(place, built[name].schema)
-                tables = {name: address_of(sink) for name, (sink, _) in sinks.items()}
+                    tables[name] = address_of(sink)
+            base = None if base is None else with_staged_in(tables, base)
             opened = self._root.open(log, base, _with_tables(shape, tables)) if log.next_generation == number else None
             if opened is not None:
                 break
@@ -433,37 +427,18 @@ class _Run:
         base: Manifest | None,
         log: DecisionLog,
     ) -> dict[str, TableAddress]:
-        """Whether the tables can take what the stages write, and are those that the checkpoint goes with, as it goes on
-        from them: these are returned."""
+        """Whether the tables can take what the stages write, and hold what the checkpoint goes on from. Those are
+        returned that need not be created: where no row was ever sealed for a table, any other will do."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
         for name, (sink, place) in sinks.items():
             is_there = sink.check_table(place, built[name].schema, modes[name])
             if base is None:
                 continue
-            known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
-            if not is_there:
-                raise RecoveryRefused(
-                    f"{sink.describe()} of sink {name!r} is gone, but {known}. What to do: restore it, or start the "
-                    f"pipeline on a new root; nothing was changed"
-                )
-            then = base.shape[name].table
-            now = tables[name] = address_of(sink)
-            facts = sink.facts(place)
-            if then is None or not _is_another(then, now) or facts.committed_epoch:
-                check_not_put_back(sink.describe(), name, facts, base, log, self._root.store)
-                continue
-            if (then.kind, then.address) != (now.kind, now.address):
-                raise RecoveryRefused(
-                    f"sink {name!r} wrote to {then.kind} {then.address}. Now it would write to {sink.describe()}, that "
-                    f"holds nothing of this pipeline, but {known}. What to do: change it back, move the table there, "
-                    f"or start the pipeline on a new root; nothing was changed"
-                )
-            raise RecoveryRefused(
-                f"{sink.describe()} of sink {name!r} is not the one that it wrote to: it lies elsewhere or was created "
-                f"anew, and holds nothing of this pipeline, but {known}. What to do: restore the table or go back to "
-                f"the server and database that it is in, or start the pipeline on a new root; nothing was changed"
-            )
+            if is_there:
+                tables[name] = address_of(sink)
+            if goes_on_from_rows(base, name):
+                check_goes_on(sink, place, tables.get(name), base, log, self._root.store)
         return tables
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -36,6 +37,28 @@ _ANSWERS_IN_S: Final = 2.0
 _py4j_errors: Any = importlib.import_module("py4j.protocol")  # it has no types
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 _STATE: Final = "spark.sql.streaming.stateStore"
+_WITH_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+
+_PATHS: Final = {
+    **dict.fromkeys(
+        (
+            "spark.jars",
+            "spark.files",
+            "spark.archives",
+            "spark.submit.pyFiles",
+            "spark.jars.ivy",
+            "spark.jars.ivySettings",
+            "spark.local.dir",
+            "spark.sql.warehouse.dir",
+            "spark.eventLog.dir",
+        ),
+        ",",
+    ),
+    **dict.fromkeys(("spark.driver.extraClassPath", "spark.driver.extraLibraryPath"), os.pathsep),
+}
+"""Settings that name files of this machine, and what stands between several."""
+_VARIABLES: Final = ("PATH", "PYTHONPATH", "JAVA_HOME", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
+"""Of the environment, what names folders by which the JVM and its workers are started."""
 
 _STREAMING: Final = {
     # State as immutable files, a change log per batch, and names that are unique per batch.
@@ -96,16 +119,33 @@ def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> N
             raise InvalidConfig(f"{key} is set by Tidegate for its stages; leave it out")
 
 
-def local_session(name: str, log: Path, settings: Mapping[str, str] | None = None) -> SparkSession:
+def in_place(settings: Mapping[str, str]) -> dict[str, str]:
+    """Settings whose relative paths name what they name here, also for a process that works in another folder."""
+    return {key: _absolute(value, _PATHS[key]) if key in _PATHS else value for key, value in settings.items()}
+
+
+def _absolute(paths: str, separator: str) -> str:
+    return separator.join(
+        each if not each.strip() or _WITH_SCHEME.match(each.strip()) else str(Path(each.strip()).absolute())
+        for each in paths.split(separator)
+    )
+
+
+def local_session(
+    name: str, log: Path, settings: Mapping[str, str] | None = None, folder: Path | None = None
+) -> SparkSession:
     """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
 
-    `settings` come on top. A session that is there already is used as it is: it is not ours to change.
+    `settings` come on top. Its process works in the `folder`: relative paths lead there. A session that is there
+    already is used as it is, and not ours to change.
     """
     existing = existing_session()
     if existing is not None:
         return existing
     _let_py4j_log_as_itself()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if os.sep in os.environ["PYSPARK_PYTHON"]:
+        os.environ["PYSPARK_PYTHON"] = _absolute(os.environ["PYSPARK_PYTHON"], os.pathsep)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)
     # By the environment, not by options of the JVM: those cannot hold every path.
@@ -121,7 +161,7 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log), _handlers_kept(), _ended_if_it_fails():
+        with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()):
             session = builder.getOrCreate()
     except PySparkException as error:
         raise InvalidConfig(
@@ -173,8 +213,8 @@ def _handlers_kept() -> Iterator[None]:
 
 
 @contextmanager
-def _ended_if_it_fails() -> Iterator[None]:
-    """A JVM whose start comes to nothing, by Ctrl-C too, is ended.
+def _launched_in(folder: Path) -> Iterator[None]:
+    """A JVM is started in this folder, and if its start comes to nothing, by Ctrl-C too, it is ended.
 
     PySpark would leave it behind: it removes the folder in which the JVM is about to say where it listens, and a JVM
     that cannot say so does not look any more whether this process lives. Nor does PySpark tell which process it is.
@@ -185,6 +225,9 @@ def _ended_if_it_fails() -> Iterator[None]:
 
     class Noted(subprocess.Popen[bytes]):
         def __init__(self, *arguments: Any, **options: Any) -> None:
+            variables = options.get("env") or os.environ
+            paths = {name: _absolute(variables[name], os.pathsep) for name in _VARIABLES if name in variables}
+            options |= {"cwd": folder, "env": {**variables, **paths}}
             with _signals_later():  # or one would come between the start of the process and the note of it
                 super().__init__(*arguments, **options)
                 launched.append(self)

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidegate.errors import PipelineChanged, RecoveryRefused
+from tidegate.errors import InvalidPipeline, PipelineChanged, RecoveryRefused
 from tidegate.spark.topics import assigned_partitions, topic_ids
 from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger("tidegate")
 
@@ -139,14 +141,39 @@ def _of_files(frame: DataFrame, options: Mapping[str, str]) -> dict[str, str]:
 
 
 def _qualified(frame: DataFrame, path: str) -> str:
-    """As Spark takes it: a relative one names another folder when the run is started elsewhere."""
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
+    """As Spark takes it: a relative one names another folder where Spark's process was started elsewhere."""
     if not path:
         return path
-    found = jvm.org.apache.hadoop.fs.Path(path)
-    files = found.getFileSystem(frame._jdf.sparkSession().sessionState().newHadoopConf())
+    found, files = _in_files(frame.sparkSession, path)
     return without_secrets(str(found.makeQualified(files.getUri(), files.getWorkingDirectory())))
+
+
+def working_folder(session: SparkSession) -> Any:
+    """From where Spark takes relative paths, as Java's URI."""
+    return _in_files(session, "relative")[1].getWorkingDirectory().toUri()
+
+
+def _in_files(session: SparkSession, path: str) -> tuple[Any, Any]:
+    """A path, and the file system that it is in, as Spark has them."""
+    jvm = session._jvm
+    assert jvm is not None
+    found = jvm.org.apache.hadoop.fs.Path(path)
+    return found, found.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+
+
+def check_folder(what: str, frame: DataFrame, folder: Path) -> None:
+    """Refuse a relative path which Spark's process, started by others, takes from another folder than this one."""
+    for leaf in stream_leaves(frame):
+        path = _lowered(_name_and_options(leaf)[1]).get("path", "")
+        if not path or ":" in path or path.startswith("/"):
+            continue
+        working = working_folder(frame.sparkSession)
+        if working.getScheme() == "file" and os.path.realpath(working.getPath()) != os.path.realpath(folder):
+            raise InvalidPipeline(
+                f"{what} reads the relative path {path!r}, which means {folder / path}, beside the file that makes the "
+                f"pipeline; but the Spark session that is there takes it from {working.getPath()}. What to do: give "
+                f"the source the whole path, or start the program in {folder}, or let the run make its own session"
+            )
 
 
 def _of_any(options: Mapping[str, str]) -> dict[str, str]:

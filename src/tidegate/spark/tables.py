@@ -2,14 +2,115 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
 from tidegate.errors import RecoveryRefused
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts, checkpoint_name
-from tidegate.sinks.contract import Committable, Staged, decode_committable
+from tidegate.sinks import function
+from tidegate.sinks.contract import Committable, FileSink, Sink, SinkPlace, Staged, StagedFile, decode_committable
 from tidegate.sinks.staging import shown
 from tidegate.storage.inspection import retained_manifests
-from tidegate.storage.manifest import Manifest
+from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.store import Store
+
+_KINDS: Final = {"delta": "Delta table", "postgres": "PostgreSQL table"}
+
+
+def address_of(sink: Sink) -> TableAddress:
+    """Where a sink's table is, and which one it is that is there now."""
+    return msgspec.structs.replace(sink.table, identity=sink.identity())
+
+
+def goes_on_from_rows(base: Manifest, sink: str) -> bool:
+    """Whether a checkpoint, or one before it, has sealed rows for a sink. If not, no table lacks any of them."""
+    return _last_with_rows(_sealed(base, sink)) >= 0
+
+
+def check_goes_on(
+    sink: Sink, place: SinkPlace, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Store
+) -> None:
+    """Refuse a table that does not hold what the checkpoint goes on from. `now`: what is there; None: no table is."""
+    table, name, then = sink.describe(), place.stage, base.shape[place.stage].table
+    known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
+    before = "" if then is None else _described(then)
+    is_elsewhere = then is not None and not _is_at(then, sink.table)
+    way_out = "start the pipeline on a new root; nothing was changed"
+    if now is None:
+        if is_elsewhere:
+            raise RecoveryRefused(
+                f"sink {name!r} wrote to {before}. Now it would write to {table}, where there is none, but {known}. "
+                f"What to do: move the table there, or change the sink back, or {way_out}"
+            )
+        raise RecoveryRefused(f"{table} of sink {name!r} is gone, but {known}. What to do: restore it, or {way_out}")
+    facts = sink.facts(place)
+    is_same = then is None or _is_same(then, now)
+    lacks_rows = facts.next_batch <= _last_with_rows(_sealed(base, name))
+    if is_same and is_elsewhere and not isinstance(sink, FileSink) and lacks_rows:
+        raise RecoveryRefused(
+            f"sink {name!r} wrote to {before}, which was renamed and now is {table}. What it shows of the pipeline is "
+            f"recorded under its old name, and {known}. What to do: give it its old name again and change the sink "
+            f"back, or {way_out}"
+        )
+    if is_same or facts.committed_epoch:
+        check_not_put_back(table, name, facts, base, log, store)
+    elif is_elsewhere:
+        raise RecoveryRefused(
+            f"sink {name!r} wrote to {before}. Now it would write to {table}, which is another and holds nothing of "
+            f"this pipeline, but {known}. What to do: change the sink back, or put the table of before in the place of "
+            f"this one, or {way_out}"
+        )
+    else:
+        raise RecoveryRefused(
+            f"{table} of sink {name!r} is not the one that it wrote to: it lies elsewhere or was created anew, and "
+            f"holds nothing of this pipeline, but {known}. What to do: restore the table or go back to the server and "
+            f"database that it is in, or {way_out}"
+        )
+
+
+def _is_same(then: TableAddress, now: TableAddress) -> bool:
+    """Whether a sink's table is the one that it wrote to. By what it is known by, where that was known then: it may
+    have been moved, and another one may be where it was."""
+    if then.kind != now.kind or then.identity is None:
+        return _is_at(then, now)
+    return then.identity == now.identity
+
+
+def _is_at(then: TableAddress, now: TableAddress) -> bool:
+    """Whether a sink's table is where it was."""
+    if {then.kind, now.kind} <= function.KINDS:
+        return True  # the record of its calls lies in the root: it goes on from there under any name
+    return (then.kind, then.address) == (now.kind, now.address)
+
+
+def _described(table: TableAddress) -> str:
+    name = f"{_KINDS.get(table.kind, table.kind)} {table.address}"
+    if table.kind != "delta":
+        return name
+    return f"{name} ({'still' if Path(table.address, '_delta_log').is_dir() else 'no longer'} there)"
+
+
+def with_staged_in(tables: Mapping[str, TableAddress], base: Manifest) -> Manifest:
+    """The checkpoint with what it has staged named by where it lies now: what lies in a table moves with it."""
+    stages = dict(base.stages)
+    for name, now in tables.items():
+        then, sealed = base.shape[name].table, _sealed(base, name)
+        if then is not None and sealed is not None and then.address != now.address:
+            files = tuple(_moved(each, then, now) for each in sealed.files)
+            sealed = msgspec.structs.replace(sealed, files=files)
+            stages[name] = msgspec.structs.replace(stages[name], committable=sealed.encode())
+    return msgspec.structs.replace(base, stages=stages)
+
+
+def _moved(file: StagedFile, then: TableAddress, now: TableAddress) -> StagedFile:
+    path = Path(file.path)
+    if not path.is_relative_to(then.address):
+        return file
+    return msgspec.structs.replace(file, path=str(now.address / path.relative_to(then.address)))
 
 
 def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, log: DecisionLog, store: Store) -> None:
@@ -44,7 +145,9 @@ def _sealed(manifest: Manifest, sink: str) -> Committable | None:
     return None if sealed is None else decode_committable(sealed)
 
 
-def _last_with_rows(sealed: Committable) -> int:
-    # Also what it has sealed itself: the table has shown it since, and what was staged of it is gone.
+def _last_with_rows(sealed: Committable | None) -> int:
+    if sealed is None:
+        return -1
+    # Also what it has sealed itself: a table has shown it since, or will, and then what was staged of it is gone.
     staged: list[Staged] = [*sealed.files, *sealed.batches]
     return max([sealed.shown_through, *(each.batch for each in staged if each.rows)])

@@ -55,9 +55,9 @@ class StoredDecisions:
         raise StoreUnavailable(f"slot {proposed.slot} of the decision log could not be claimed in {_CLAIM_TRIES} tries")
 
     def trim(self, log: DecisionLog) -> None:
-        """Delete the records below the start of the log."""
-        first = RootPaths.decision(log.first_slot)
-        self._store.delete(name for name in self._store.list(RootPaths.DECISIONS) if name < first)
+        """Delete the records that are no longer part of the log."""
+        names = self._store.list(RootPaths.DECISIONS)
+        self._store.delete(name for name in names if log.has_dropped(RootPaths.slot_of(name)))
 
     def mark_used(self, checkpoint_id: int) -> None:
         self._store.put(RootPaths.used_id(checkpoint_id), b"")

@@ -12,9 +12,10 @@ import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.protocol.commit import CommitPermit
-from tidegate.protocol.config import AlignmentConfig
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
+from tidegate.protocol.retention import PARTS
 from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
 from tidegate.testing.simulator.world import World
 
@@ -202,14 +203,30 @@ class NothingNeededDeleted:
 
 
 class NoCheckpointLost:
-    """What was completed is what the next generation starts from; sinks show only what was completed."""
+    """What was completed is what the next generation starts from; sinks show only what was completed. And the newest
+    ones that differ stay, as many as are to be retained, whatever a clock says; how many stay in all has a bound."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
         self._epochs: set[int] = set()
+        self._reached: dict[int, object] = {}
         self.damaged_checkpoints: set[int] = set()
 
-    def on_completed(self, record: CheckpointCompleted) -> None:
+    def on_completed(self, record: CheckpointCompleted, manifest: Manifest, before: list[int]) -> None:
+        """`before`: what its lineage had retained, newest first."""
         self._epochs.add(record.epoch)
+        reached = {
+            name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in manifest.items()
+        }
+        self._reached[record.checkpoint_id] = reached
+        if before and self._reached[before[0]] == reached:
+            before = before[1:]
+        wanted = before[: self._config.max_retained - 1]
+        lost = [each for each in wanted if each not in record.retained]
+        if lost:
+            raise SimulationFailure("NoCheckpointLost", f"checkpoint {record.checkpoint_id} pushes out {lost[0]}")
+        if len(record.retained) > self._config.max_retained + (PARTS + 1 if self._config.retain_ms else 0):
+            raise SimulationFailure("NoCheckpointLost", f"{len(record.retained)} checkpoints are retained")
 
     def on_opened(self, record: GenerationOpened, log: DecisionLog) -> None:
         lineage = [each.checkpoint_id for each in log.lineage()]
@@ -249,7 +266,7 @@ class Completion(msgspec.Struct, frozen=True):
 class Checkers:
     """All of them, and the true decision log that they judge by."""
 
-    def __init__(self, dag: Dag, world: World, alignment: AlignmentConfig) -> None:
+    def __init__(self, dag: Dag, world: World, config: CheckpointConfig) -> None:
         self.log = DecisionLog()
         self.completions: list[Completion] = []
         self._world = world
@@ -257,12 +274,12 @@ class Checkers:
         self.rows_in_order = RowsInOrder(dag)
         self.exactly_once = ExactlyOnce(dag)
         self.consistent_cut = ConsistentCut(dag)
-        self.in_flight_allowed = InFlightAllowed(dag, alignment)
+        self.in_flight_allowed = InFlightAllowed(dag, config.alignment)
         self.announcements_in_order = AnnouncementsInOrder()
         self.source_prefix = SourcePrefix(dag)
         self.monotone_ids = MonotoneIds()
         self.nothing_needed_deleted = NothingNeededDeleted()
-        self.no_checkpoint_lost = NoCheckpointLost()
+        self.no_checkpoint_lost = NoCheckpointLost(config)
         self.watermark_held_back = WatermarkHeldBack()
 
     def on_claimed(self, record: Decision, objects: Mapping[str, Any]) -> None:
@@ -271,14 +288,15 @@ class Checkers:
             return
         if isinstance(record, GenerationOpened):
             self.no_checkpoint_lost.on_opened(record, self.log)
+        before = [each.checkpoint_id for each in self.log.lineage()]
         try:
             self.log.append(record)
         except TidegateError as error:
             raise SimulationFailure("DecisionLog", str(error)) from error
         if isinstance(record, CheckpointCompleted):
-            self._on_completed(record, objects)
+            self._on_completed(record, objects, before)
 
-    def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any]) -> None:
+    def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any], before: list[int]) -> None:
         manifest: Manifest = objects[record.manifest].value
         self.completions.append(Completion(record, manifest))
         self._world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
@@ -291,7 +309,7 @@ class Checkers:
         self.consistent_cut.on_completed(record.checkpoint_id, manifest)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.source_prefix.on_completed(record, manifest, states)
-        self.no_checkpoint_lost.on_completed(record)
+        self.no_checkpoint_lost.on_completed(record, manifest, before)
 
     def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:
         who = f"after generation {by_generation}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -41,7 +42,8 @@ class Cluster:
         self.world = World(seed)
         self.dag = scenario.dag
         self.config = scenario.config
-        self.checkers = Checkers(scenario.dag, self.world, scenario.config.alignment)
+        self.checkers = Checkers(scenario.dag, self.world, scenario.config)
+        self._clock = random.Random(f"clock {seed}")
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
         self.instances = {
@@ -57,6 +59,10 @@ class Cluster:
         self._leader: SimulatedLeader | None = None
         self._elections = 0
         self._faults_end = False
+
+    def clock(self) -> int:
+        """What the clock of a process says, which jumps forth and back."""
+        return self.world.now + self._clock.choice((0, 0, 0, 0, 0, 0, 500, -500, 10**9))
 
     # -- what stages and leaders ask --------------------------------------------------------------
 

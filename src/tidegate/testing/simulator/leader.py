@@ -38,7 +38,7 @@ from tidegate.protocol.quorum import (
     TimedOut,
 )
 from tidegate.protocol.recovery import Examine, Facts, FenceSinks, Refuse, Restore, SinkFacts, recover
-from tidegate.protocol.retention import StoredFile, deletable, retained_after
+from tidegate.protocol.retention import StoredFile, content_of, deletable, retained_after
 from tidegate.testing.simulator.checkers import Manifest
 from tidegate.testing.simulator.instance import SimulatedInstance, StartGeneration
 from tidegate.testing.simulator.stage import batch_of
@@ -342,6 +342,7 @@ class SimulatedLeader:
         yield from self._insist(self._store.put(path, self.generation, manifest))
         if self.stopped:
             return
+        content, at_ms = content_of(checkpoint.reports.values()), self._cluster.clock()
         proposed = self._log.completing(
             self._claimant,
             self.generation,
@@ -350,7 +351,9 @@ class SimulatedLeader:
             manifest=path,
             manifest_sha256="",
             aligned=checkpoint.is_aligned,
-            retained=retained_after(self._log, checkpoint_id, self._cluster.config.max_retained),
+            retained=retained_after(self._log, checkpoint_id, self._cluster.config, content=content, at_ms=at_ms),
+            content=content,
+            at_ms=at_ms,
         )
         answer, log = yield from self._claim(proposed)
         if answer is not ClaimAnswer.WON:
@@ -428,7 +431,7 @@ class SimulatedLeader:
         if unneeded and not self.stopped:
             self._world.note("{} deletes {} files", self._claimant, len(unneeded))
             yield from self._insist(self._store.delete([file.path for file in unneeded], self.generation))
-        yield from self._insist(self._store.trim_log(log.first_slot))
+        yield from self._insist(self._store.trim_log(log.has_dropped))
 
     def _is_behind(self, path: str, checkpoint_id: int) -> bool:
         _, stage, name = path.split("/") if path.count("/") == 2 else ("", "", path.rsplit("/", 1)[1])

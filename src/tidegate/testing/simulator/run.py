@@ -63,6 +63,7 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
         tolerable_failures=3,
         max_concurrent=rng.choice((1, 1, 2, 3)),
         max_retained=rng.randint(1, 3),
+        retain_ms=random.Random(f"retention {seed}").choice((0, 0, 300, 3_000)),
         incremental=rng.random() < 0.8,
         alignment=AlignmentConfig(
             unaligned=rng.choice(modes),

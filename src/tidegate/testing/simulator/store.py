@@ -114,11 +114,13 @@ class SimulatedStore(Remote):
         """The records, and the slots of those that are torn."""
         return self._operation(lambda: (list(self.log.values()), frozenset(self.torn)))
 
-    def trim_log(self, below: int) -> Operation:
+    def trim_log(self, is_dropped: Callable[[int], bool]) -> Operation:
+        dropped = {slot for slot in (*self.log, *self.torn) if is_dropped(slot)}
+
         def effect() -> None:
-            for slot in [slot for slot in self.log if slot < below]:
+            for slot in dropped & self.log.keys():
                 del self.log[slot]
-            self.torn = {slot for slot in self.torn if slot >= below}
+            self.torn -= dropped
             self.reserved = {max(self.reserved)} if self.reserved else set()
 
         return self._operation(effect)
