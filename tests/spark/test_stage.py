@@ -18,7 +18,7 @@ from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.generation import Bounds
 from tidegate.spark.output import batch_folder, written_files
-from tidegate.spark.stage import RunningStage, cause_of
+from tidegate.spark.stage import RunningStage
 from tidegate.storage.inspection import examine
 
 
@@ -289,52 +289,6 @@ def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:
     (batch_folder(tmp_path, 7) / "_temporary").mkdir(parents=True)
     assert written_files(tmp_path, 7, "update") == []
     assert not list(tmp_path.iterdir())
-
-
-IN_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure:
-org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
-Traceback (most recent call last):
-  File "worker.py", line 3, in main
-    process()
-    ~~~~~~~^^
-ModuleNotFoundError: No module named 'geo'
- SQLSTATE: 39000
-\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
-"""
-IN_A_CALLBACK = """[FOREACH_BATCH_USER_FUNCTION_ERROR] py4j.Py4JException: An exception was raised by the \
-Python Proxy. Return Message: Traceback (most recent call last):
-  File "postgres.py", line 1, in stage
-    raise ValueError
-ValueError: inner
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "postgres.py", line 2, in stage
-tidegate.errors.SinkFailed: orders: a string holds a NUL
-"""
-
-
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        (IN_A_WORKER, "ModuleNotFoundError: No module named 'geo'"),
-        (IN_A_CALLBACK, "tidegate.errors.SinkFailed: orders: a string holds a NUL"),
-        (
-            "[STREAM_FAILED] x\n=== Plan ===\n[DIVIDE_BY_ZERO] Division by zero.\n\tat a.b(C.scala:1)",
-            "[DIVIDE_BY_ZERO] Di",
-        ),
-        (
-            "An error occurred while calling o5.start.\n: java.io.IOException: full\n\tat a.b(C.scala:1)",
-            "java.io.IOExc",
-        ),
-        ("", "unknown"),
-    ],
-    ids=["in a worker", "in a callback", "in the JVM", "at the start", "nothing"],
-)
-def test_the_cause_of_a_failure_is_told_in_one_line(said: str, cause: str) -> None:
-    assert cause_of(said).startswith(cause)
-    assert "\n" not in cause_of(said)
 
 
 def test_a_table_that_would_refuse_the_rows_stops_the_checkpoint_and_not_the_next(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tidegate.cli.text import as_bytes, as_duration, as_time, plain_table
+from tidegate.cli.text import age, as_bytes, as_duration, as_time, plain_table
 from tidegate.spark.status import CheckpointStatus, RunStatus, StagePart
 
 _SHOWN_CHECKPOINTS = 5
@@ -42,12 +42,14 @@ def _stages(status: RunStatus) -> Table:
 
 
 def _held_back(status: RunStatus) -> list[Text]:
-    """A line for each stage that has to wait for those behind it."""
-    return [
-        Text(f"{name} is held back by {stage.held_back_by}", style="yellow")
-        for name, stage in status.stages.items()
-        if stage.held_back_by is not None
-    ]
+    """A line for each stage that has to wait: for those behind it, or for what it reads from."""
+    lines = []
+    for name, stage in status.stages.items():
+        if stage.held_back_by is not None:
+            lines.append(f"{name} is held back by {stage.held_back_by}")
+        if stage.no_batch is not None:
+            lines.append(f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}")
+    return [Text(line, style="yellow") for line in lines]
 
 
 def _in_progress(status: RunStatus) -> Text:

@@ -58,9 +58,10 @@ from tidegate.spark.channel import Channel
 from tidegate.spark.output import remove_output
 from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.planning import PlanningWatch, WhyUnreachable
 from tidegate.spark.session import is_of_the_connection
 from tidegate.spark.stage import RunningStage, StagePlace
-from tidegate.spark.status import StagePart, now, part_of
+from tidegate.spark.status import NoBatch, StagePart, now, part_of
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import what_would_fit
 from tidegate.storage.decisions import StoredDecisions
@@ -145,6 +146,7 @@ class Generation:
         self._sources: list[PausableSource] = []
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
+        self._planning: PlanningWatch | None = None
         self._is_abandoned = False
         self._has_advanced = False
         self.channels = {name: self._channel(name, base) for name in self._definitions}
@@ -193,6 +195,11 @@ class Generation:
         """A source may be paused, and be started again."""
         self._sources.append(PausableSource(self.stages[name], start, self._paths, self.generation, self._pausing))
 
+    def watch_planning(self, why_unreachable: WhyUnreachable) -> None:
+        """From now on, when its queries run."""
+        sources = [stage for stage in self.stages.values() if not stage.definition.inputs]
+        self._planning = PlanningWatch(sources, why_unreachable)
+
     # -- one round --------------------------------------------------------------------------------
 
     def poll(self) -> None:
@@ -231,6 +238,10 @@ class Generation:
         if stage.definition.kind == "sink":
             return "its table"
         return min(self._readers(name), key=lambda reader: self.stages[reader].position(name))
+
+    def no_batch(self, name: str) -> NoBatch | None:
+        """Why a source has planned no batch for a while, if it has not."""
+        return None if self._planning is None else self._planning.waiting(name)
 
     def check_queries(self) -> None:
         for stage in self.stages.values():
@@ -546,6 +557,7 @@ class Generation:
         """Stop the queries and the threads. What is under way is lost, as a kill would lose it."""
         if self._is_abandoned:
             return
+        self._stop_watching()
         self._pausing.shutdown(wait=True, cancel_futures=True)
         self._stop_queries()
         for pool in self._pools():
@@ -561,9 +573,14 @@ class Generation:
     def abandon(self) -> None:
         """Stop, and wait for nothing: a commit may hang. One that still ends is like one of a superseded run."""
         self._is_abandoned = True
+        self._stop_watching()
         for pool in self._pools():
             pool.shutdown(wait=False, cancel_futures=True)
         threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True).start()
+
+    def _stop_watching(self) -> None:
+        if self._planning is not None:
+            self._planning.stop()
 
     def _stop_queries(self) -> None:
         for query in (*(stage.query for stage in self.stages.values()), *(each.started for each in self._sources)):

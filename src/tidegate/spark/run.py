@@ -31,6 +31,7 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     ConflictingRows,
+    DataLost,
     Fenced,
     ForeignTable,
     InvalidConfig,
@@ -52,6 +53,7 @@ from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks import function
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
+from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.generation import Bounds, Generation
@@ -63,7 +65,6 @@ from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
 from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
-from tidegate.spark.stage import cause_of
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
@@ -89,7 +90,7 @@ _LONGEST_PAUSE_MS: Final = 60_000
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 # Trying again would bring the same.
-_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows)
+_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows, DataLost)
 
 View = Callable[[RunStatus], None]
 P = ParamSpec("P")
@@ -521,8 +522,9 @@ class _Run:
                 generation.stages[name].query = query.result()
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
-                raise StageFailed(name, cause_of(error)) from error
+                raise failure_of(name, error) from error
         self._watch = TopicWatch({each.name: built[each.name].frame for each in self._definitions if not each.inputs})
+        generation.watch_planning(self._watch.why_unreachable)
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 

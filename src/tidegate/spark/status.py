@@ -36,6 +36,13 @@ Progress = Literal["waiting", "aligning", "catching_up", "storing", "declined", 
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
 
+class NoBatch(msgspec.Struct, frozen=True):
+    """A source that has planned no batch for a while, because what it reads from gives no answer."""
+
+    since: Annotated[Moment, Meta(description="since when it plans one and the same")]
+    why: Annotated[str, Meta(description="what Spark is doing and, of Kafka, whether its brokers answer")]
+
+
 class StageStatus(msgspec.Struct, frozen=True):
     """A stage of a run."""
 
@@ -56,6 +63,10 @@ class StageStatus(msgspec.Struct, frozen=True):
     held_back_by: Annotated[
         str | None,
         Meta(description='the reader of its output, or "its table", that is too far behind for it to go on, or null'),
+    ] = None
+    no_batch: Annotated[
+        NoBatch | None,
+        Meta(description="of a source that has planned no batch for a while; null also if it just finds nothing new"),
     ] = None
 
 
@@ -201,6 +212,7 @@ class Observer:
                     stage.lag if stage.definition.inputs else None,
                     stage.watermark_ms,
                     generation.held_back_by(name),
+                    generation.no_batch(name),
                 )
                 for name, stage in stages.items()
             },
