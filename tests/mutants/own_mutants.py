@@ -124,7 +124,14 @@ OWN_DEFECTS: Final = (
         "sinks_that_lag_hold_nothing_back",
         Section.OWN,
         "checkpoints are completed without end that no sink has committed",
-        rewrite(Edit(Coordinator._may_trigger, "and under_way <= most", "")),
+        rewrite(Edit(Coordinator._obstacle, "if under_way > most", "if False")),
+        properties.sinks_that_lag_hold_checkpoints_back,
+    ),
+    Mutant(
+        "what_holds_a_checkpoint_back_is_not_seen",
+        Section.OWN,
+        "a checkpoint is begun where what is told of it says that it is held back",
+        rewrite(Edit(Coordinator.held_back, "if obstacle is Obstacle.SINKS_LAG:", "if False:")),
         properties.sinks_that_lag_hold_checkpoints_back,
     ),
     Mutant(

@@ -192,6 +192,7 @@ def sinks_that_lag_hold_checkpoints_back() -> None:
         leader.decide(checkpoint_id)
         leader.on_slot_won(checkpoint_id, 0)
     refused(CheckpointInProgress, leader.trigger, 0)
+    assert not leader.on_time(3_600_000)
     leader.on_sinks_committed(1)
     leader.trigger(0)
 

@@ -1,8 +1,9 @@
-"""Sources that plan no batch: told while it lasts, and never wrongly."""
+"""Sources that plan no batch, and a control thread that stands still: told while it lasts, and never wrongly."""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.spark import planning
+from tidegate.spark import planning, rounds
 from tidegate.spark.planning import PlanningWatch
+from tidegate.spark.rounds import Rounds
 
 ASKING = "Getting offsets from KafkaV2[Subscribe[orders]]"
 
@@ -42,6 +44,8 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "_LOOK_EVERY_S", 0.001)
     monkeypatch.setattr(planning, "_ASK_AFTER_S", 0.0)
     monkeypatch.setattr(planning, "_WAITS_AFTER_S", 0.05)
+    monkeypatch.setattr(rounds, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(rounds, "_TELL_AFTER_S", 0.05)
 
 
 @pytest.fixture
@@ -131,3 +135,15 @@ def test_a_source_that_is_paused_or_whose_query_cannot_be_asked_is_told_by_other
     source.query = query
     wait_until(lambda: query.looks > 300)
     assert watch.waiting("orders") is None
+
+
+def test_a_control_thread_that_stands_still_is_told_while_it_does(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "tidegate"), Rounds() as watching:
+        watching.doing("waiting for Spark to tell of its queries")
+        wait_until(lambda: caplog.records)
+        assert caplog.records[0].message.startswith("the run has been waiting for Spark to tell of its queries for 0 s")
+        watching.doing(None)
+        wait_until(lambda: len(caplog.records) == 2)
+        assert caplog.records[1].message.startswith("the run goes on, after 0 s of waiting for Spark")
+        threading.Event().wait(0.1)
+    assert len(caplog.records) == 2, "what may take long is not told"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,9 @@ from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+from tidegate.protocol.coordinator import Obstacle
 from tidegate.sinks.contract import decode_committable
+from tidegate.spark import generation
 from tidegate.spark.generation import Bounds
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.spark.stage import RunningStage
@@ -319,3 +322,26 @@ def test_a_source_that_fails_while_it_is_being_paused_is_told_by_its_own_cause(t
         pipeline.played["rows"].run_batch()
         with pytest.raises(StageFailed, match=r"^stage 'rows' failed: ValueError: a row cannot be read$"):
             pipeline.poll_until(lambda: False)
+
+
+def test_a_checkpoint_that_is_due_and_not_begun_says_what_holds_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_TELL_DUE_AFTER_MS", 0)
+    with played(tmp_path, config=CheckpointConfig(interval_ms=1)) as pipeline:
+        pipeline.table.may_check.clear()
+        pipeline.poll_until(lambda: pipeline.generation.is_under_way(1))
+        pipeline.poll_until(lambda: pipeline.generation.coordinator.missing(1) == {"table"})
+        held = pipeline.generation.held_back()
+        assert held is not None
+        assert held.why == "ckpt-000001 is in progress: table is storing"
+        pipeline.table.may_commit.clear()
+        pipeline.table.may_check.set()
+        # While one is being committed, one more may be completed behind it.
+        pipeline.poll_until(lambda: pipeline.generation.completed(2))
+        held = pipeline.generation.held_back()
+        assert held is not None
+        assert re.fullmatch(r"the commit of ckpt-000001 to table is under way for \d+ s", held.why)
+        assert held.by is Obstacle.SINKS_LAG
+        pipeline.table.may_commit.set()
+        pipeline.poll_until(lambda: pipeline.generation.completed(3))

@@ -41,6 +41,7 @@ from tidegate.protocol.coordinator import (
     Checkpoint,
     Coordinator,
     FailPipeline,
+    Obstacle,
     Phase,
     ReportAnswer,
     StageDecline,
@@ -72,6 +73,9 @@ from tidegate.storage.store import Store
 _log = logging.getLogger("tidegate")
 _INSTANCE = "local"
 _SINK_TRIES = 8
+# A checkpoint that takes a little longer than the interval is nothing to tell.
+_TELL_DUE_AFTER_MS = 5_000
+_NAMED_STAGES = 3
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +95,14 @@ class Opened(msgspec.Struct, frozen=True):
     base: Manifest | None
     largest_id: int
     shape: dict[str, StageShape]
+
+
+class Delay(msgspec.Struct, frozen=True):
+    """The next checkpoint is due since a moment of the run's clock, and is not begun."""
+
+    since_ms: int
+    by: Obstacle
+    why: str
 
 
 def monotonic_ms() -> int:
@@ -242,6 +254,44 @@ class Generation:
     def no_batch(self, name: str) -> NoBatch | None:
         """Why a source has planned no batch for a while, if it has not."""
         return None if self._planning is None else self._planning.waiting(name)
+
+    def held_back(self) -> Delay | None:
+        """Why the next checkpoint is not begun although it is due, once that has lasted for a while."""
+        held = self.coordinator.held_back(self._now_ms)
+        if held is None or self._now_ms - held.since_ms < _TELL_DUE_AFTER_MS:
+            return None
+        match held.by:
+            case Obstacle.IN_PROGRESS:
+                why = self._what_is_missing(held.checkpoints[0])
+            case Obstacle.SINKS_LAG:
+                why = "; ".join(self._what_sinks_lack())
+            case Obstacle.PAUSE:
+                left_s = ((held.until_ms or self._now_ms) - self._now_ms) / 1000
+                ended = ", ".join(map(checkpoint_name, held.checkpoints))
+                why = f"the pause after {ended} (min_pause_ms) lasts for another {left_s:.0f} s"
+        return Delay(held.since_ms, held.by, why)
+
+    def _what_is_missing(self, checkpoint_id: int) -> str:
+        """Those that wait for others come last."""
+        name = checkpoint_name(checkpoint_id)
+        progress = {each: self.stages[each].part_of(checkpoint_id) for each in self.coordinator.missing(checkpoint_id)}
+        if not progress:
+            return f"{name} is in progress: it is being decided"
+        stages = sorted(progress, key=lambda each: (progress[each].progress in ("waiting", "aligning"), each))
+        said = ", ".join(f"{each} is {progress[each].told}" for each in stages[:_NAMED_STAGES])
+        more = f" and {len(stages) - _NAMED_STAGES} more" if len(stages) > _NAMED_STAGES else ""
+        return f"{name} is in progress: {said}{more}"
+
+    def _what_sinks_lack(self) -> Iterable[str]:
+        for name, (epoch, why) in self._commits.pending.items():
+            commit = self._committing.get(name)
+            if commit is not None:
+                since_s = (monotonic_ms() - commit.since_ms) / 1000
+                checkpoint = checkpoint_name(commit.permit.checkpoint_id)
+                yield f"the commit of {checkpoint} to {name} is under way for {since_s:.0f} s"
+            else:
+                failed = f" has failed and is tried again: {why}" if why else " is about to begin"
+                yield f"the commit of epoch {epoch} to {name}{failed}"
 
     def check_queries(self) -> None:
         for stage in self.stages.values():

@@ -63,6 +63,7 @@ from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
+from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import RunSession, StageSessions, check_settings, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
@@ -291,6 +292,7 @@ class _Run:
         self._stop = stop
         self._remote = remote
         self._watch = TopicWatch({})
+        self._rounds = Rounds()
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
@@ -303,6 +305,10 @@ class _Run:
         return session
 
     def run(self) -> None:
+        with self._rounds:
+            self._run()
+
+    def _run(self) -> None:
         failures = 0
         while True:
             generation: Generation | None = None
@@ -332,7 +338,9 @@ class _Run:
             finally:
                 self._watch.stop()
                 if generation is not None:
+                    self._rounds.doing("stopping its queries, and waiting for snapshots and commits that are under way")
                     generation.stop()
+                    self._rounds.doing(None)
             if self._stop.wait(pause_s):
                 raise failure
 
@@ -558,13 +566,16 @@ class _Run:
         looked = 0.0
         last: int | None = None
         while True:
+            self._rounds.doing("busy with what Spark has committed, with checkpoints and with the files of both")
             generation.poll()
             self._remote.serve(generation)
             now = time.monotonic()
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
+                self._rounds.doing("waiting for Spark to tell of its queries")
                 generation.check_queries()
                 self._watch.check(generation.shape)
+                self._rounds.doing("busy with showing what it does")
                 self._show(generation)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)
@@ -576,6 +587,7 @@ class _Run:
                     return
                 if not generation.is_under_way(last) and not generation.completed(last):
                     last = None  # it was aborted: take another
+            self._rounds.doing(None)
             time.sleep(_PAUSE_S)
 
     def _show(self, generation: Generation) -> None:
