@@ -162,6 +162,17 @@ class KafkaClient:
             assert time.monotonic() < deadline, f"{topic} is not gone"
             time.sleep(0.1)
 
+    def delete_before(self, topic: str, offset: int) -> None:
+        """As a topic's retention does, in its only partition."""
+        jvm = self._jvm
+        partition = jvm.org.apache.kafka.common.TopicPartition(topic, 0)
+        # Not called by name: Py4J does not find a static method beside one that is not.
+        kind = self._admin.getClass().getClassLoader().loadClass("org.apache.kafka.clients.admin.RecordsToDelete")
+        (made,) = (each for each in kind.getDeclaredConstructors())
+        made.setAccessible(True)
+        arguments = jvm.java.util.ArrayList([jvm.java.lang.Long.valueOf(offset)]).toArray()
+        self._admin.deleteRecords({partition: made.newInstance(arguments)}).all().get()
+
     def send(self, topic: str, values: Iterable[object]) -> None:
         kind = self._jvm.org.apache.kafka.clients.producer.ProducerRecord
         for value in values:

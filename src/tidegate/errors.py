@@ -13,6 +13,7 @@
      ├─ UnknownCheckpoint        the root retains no checkpoint of that id
      ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
+     │   └─ DataLost               what a source has yet to read is gone from where it reads
      ├─ SparkLost                Spark's process is gone
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
@@ -106,6 +107,21 @@ class StageFailed(TidegateError):
         super().__init__(f"stage {stage!r} failed: {cause}")
         self.stage = stage
         self.cause = cause
+
+
+class DataLost(StageFailed):
+    """What a source has yet to read is gone from where it reads: trying again would not find it either."""
+
+    retry_helps = False
+
+    def __init__(self, stage: str, what: str) -> None:
+        super().__init__(
+            stage,
+            f"rows that it has yet to read are gone from its source: {what.rstrip('. ')}. Trying again does not bring "
+            f"them back. What to do: put them back, if you can, and start again; or go on without them: set the "
+            f"source's option failOnDataLoss to false and start again. The tables and the newest checkpoint stay as "
+            f"they are",
+        )
 
 
 class SparkLost(TidegateError):

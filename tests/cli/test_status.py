@@ -51,6 +51,7 @@ def test_a_live_run_shows_its_stages_and_its_last_checkpoints(tmp_path: Path) ->
             "lag": 0,
             "watermark_ms": None,
             "held_back_by": None,
+            "no_batch": None,
         }
         assert [each["checkpoint"] for each in found["run"]["checkpoints"]] == ["ckpt-000001"]
 

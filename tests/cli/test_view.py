@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import pytest
@@ -17,7 +19,7 @@ from tests.cli.strict import told
 from tidegate.cli.answers import ChangedEvent
 from tidegate.cli.view import JsonView, LiveView, LogView
 from tidegate.spark.run import _stopping
-from tidegate.spark.status import Observer, RunStatus, StageStatus
+from tidegate.spark.status import DueCheckpoint, NoBatch, Observer, RunStatus, StageStatus
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +111,32 @@ def test_every_view_tells_who_is_held_back_by_whom(capsys: pytest.CaptureFixture
         assert said.err.count(line) == 1, "told, and not with every look"
     stages = json.loads(said.out.splitlines()[-1])["stages"]
     assert [stages[name]["held_back_by"] for name in stages] == ["revenue", "its table"]
+
+
+def waiting() -> RunStatus:
+    since = (datetime.now(UTC) - timedelta(seconds=40)).isoformat()
+    asking = "Spark is getting offsets from KafkaV2[Subscribe[orders]]; no broker of localhost:9092 answers"
+    stages = {"orders": StageStatus("source", 41, 82_000, 0.0, None, None, None, NoBatch(since, asking))}
+    due = DueCheckpoint(since, "sinks_lag", "the commit of ckpt-000004 to revenue is under way for 38 s")
+    return msgspec.structs.replace(running(1), stages=stages, due=due)
+
+
+def test_every_view_tells_of_a_source_that_plans_nothing_and_why_a_checkpoint_that_is_due_is_not_begun(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=160)) as live:
+        live.update(waiting())
+    with LogView() as log:
+        for _ in range(3):
+            log.update(waiting())
+    JsonView().update(waiting())
+    said = capsys.readouterr()
+    source = r"orders has planned no batch for 40.\d s: Spark is getting .*; no broker of localhost:9092 answers"
+    due = r"the next checkpoint is due for 40.\d s: the commit of ckpt-000004 to revenue is under way for 38 s"
+    assert re.search(source, shown.getvalue())
+    assert re.search(due, shown.getvalue())
+    assert len(re.findall(due, said.err)) == 1, "told, and not with every look"
+    told = json.loads(said.out.splitlines()[-1])
+    assert told["stages"]["orders"]["no_batch"]["why"].endswith("no broker of localhost:9092 answers")
+    assert told["due"]["held_back_by"] == "sinks_lag"

@@ -17,6 +17,7 @@ from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import _thinned, deletable, retained_after
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.order import in_order
@@ -124,7 +125,14 @@ OWN_DEFECTS: Final = (
         "sinks_that_lag_hold_nothing_back",
         Section.OWN,
         "checkpoints are completed without end that no sink has committed",
-        rewrite(Edit(Coordinator._may_trigger, "and under_way <= most", "")),
+        rewrite(Edit(Coordinator._obstacle, "if under_way > most", "if False")),
+        properties.sinks_that_lag_hold_checkpoints_back,
+    ),
+    Mutant(
+        "what_holds_a_checkpoint_back_is_not_seen",
+        Section.OWN,
+        "a checkpoint is begun where what is told of it says that it is held back",
+        rewrite(Edit(Coordinator.held_back, "if obstacle is Obstacle.SINKS_LAG:", "if False:")),
         properties.sinks_that_lag_hold_checkpoints_back,
     ),
     Mutant(
@@ -621,6 +629,20 @@ OWN_DEFECTS: Final = (
         "a run that starts while the broker does not answer leaves nothing for the next one to compare",
         rewrite(Edit(going_on, "ids={**before.ids, **stream.ids}", "ids=stream.ids")),
         properties.a_topic_that_was_created_anew_is_another,
+    ),
+    Mutant(
+        "a_topic_that_is_gone_is_waited_for",
+        Section.OWN,
+        "a run restarts again and again for a topic that was deleted",
+        rewrite(Edit(going_on, """if found_now.ids.get(topic, "unknown") == "":""", "if False:")),
+        properties.a_topic_that_is_gone_is_not_waited_for,
+    ),
+    Mutant(
+        "what_is_lost_is_tried_again",
+        Section.OWN,
+        "a run restarts again and again for rows that are gone from its source",
+        rewrite(Edit(failure_of, "if _LOSS.search(said) is None:", "if True:")),
+        properties.what_a_source_has_lost_is_not_tried_again,
     ),
     Mutant(
         "a_torn_slot_is_claimed",

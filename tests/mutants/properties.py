@@ -16,6 +16,7 @@ from tests.protocol.logs import complete, log_with
 from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
+    DataLost,
     NoCheckpointInProgress,
     PipelineChanged,
     ProtocolViolation,
@@ -40,6 +41,7 @@ from tidegate.protocol.quorum import (
 )
 from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, recover
 from tidegate.protocol.retention import PARTS
+from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.spark.order import in_order
@@ -192,6 +194,7 @@ def sinks_that_lag_hold_checkpoints_back() -> None:
         leader.decide(checkpoint_id)
         leader.on_slot_won(checkpoint_id, 0)
     refused(CheckpointInProgress, leader.trigger, 0)
+    assert not leader.on_time(3_600_000)
     leader.on_sinks_committed(1)
     leader.trigger(0)
 
@@ -353,6 +356,19 @@ def _topic(name: str, **ids: str) -> tuple[SourceStream, ...]:
 def a_source_goes_on_only_in_what_it_read() -> None:
     going_on("rows", "then", _topic("orders"), _topic("orders"))
     refused(PipelineChanged, going_on, "rows", "then", _topic("orders"), _topic("returns"))
+
+
+def what_a_source_has_lost_is_not_tried_again() -> None:
+    said = "set the source option failOnDataLoss to false.\nReason: Partition a-0 offset was changed from 500 to 300."
+    assert isinstance(failure_of("orders", said), DataLost)
+
+
+def a_topic_that_is_gone_is_not_waited_for() -> None:
+    reads = {"subscribe": "orders", "kafka.bootstrap.servers": "broker:9092"}
+    known, gone = SourceStream("kafka", reads, {"orders": "a"}), SourceStream("kafka", reads, {"orders": ""})
+    refused(RecoveryRefused, going_on, "rows", "then", (known,), (gone,))
+    never_there = SourceStream("kafka", reads)
+    assert going_on("rows", "then", (never_there,), (gone,)) == (never_there,)
 
 
 def a_topic_that_was_created_anew_is_another() -> None:

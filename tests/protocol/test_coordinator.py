@@ -26,6 +26,8 @@ from tidegate.protocol.coordinator import (
     Checkpoint,
     Coordinator,
     FailPipeline,
+    HeldBack,
+    Obstacle,
     Phase,
     ReportAnswer,
     StageDecline,
@@ -155,6 +157,25 @@ class TestTriggers:
         leader.trigger()
         assert leader.wait(79) == []
         assert begun(leader.wait(1)) == [3]
+
+    def test_what_is_due_and_not_begun_says_by_what_it_is_held_back_and_since_when(self) -> None:
+        leader = Leader(CheckpointConfig(interval_ms=100, min_pause_ms=250))
+        coordinator = leader.coordinator
+        assert coordinator.held_back(99) is None, "not due"
+        leader.wait(100)
+        assert coordinator.held_back(199) is None, "not due"
+        assert leader.wait(150) == []
+        assert coordinator.held_back(250) == HeldBack(200, Obstacle.IN_PROGRESS, (1,))
+        coordinator.abort(1, AbortReason.CANCELLED, "", 250)
+        assert leader.wait(50) == []
+        assert coordinator.held_back(300) == HeldBack(200, Obstacle.PAUSE, (1,), until_ms=500)
+        assert leader.wait(200)
+        assert coordinator.held_back(500) is None, "begun"
+
+    def test_nothing_is_held_back_once_the_last_one_is_taken(self) -> None:
+        leader = Leader(CheckpointConfig(interval_ms=100))
+        leader.coordinator.trigger(0, Flag.DRAIN)
+        assert leader.coordinator.held_back(1000) is None
 
     @pytest.mark.parametrize("most", [1, 2, 3])
     def test_no_more_than_max_concurrent_are_under_way(self, most: int) -> None:
@@ -584,6 +605,7 @@ class TestLaggingSinks:
         second = leader.trigger()
         leader.complete(second)
         assert leader.wait(100) == []
+        assert leader.coordinator.held_back(leader.now_ms) == HeldBack(100, Obstacle.SINKS_LAG, (1, 2))
         with (
             unchanged(leader.coordinator),
             pytest.raises(CheckpointInProgress, match=r"checkpoint 1, 2 is in"),

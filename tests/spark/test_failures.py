@@ -7,19 +7,22 @@ import logging
 import os
 import re
 import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 import tidegate as tg
 from tests.cli.strict import told
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
 from tidegate.cli.answers import EndedEvent, RestartingEvent
 from tidegate.cli.view import JsonView
-from tidegate.errors import RecoveryRefused, StageFailed, StoreUnavailable
-from tidegate.spark import generation
+from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavailable
+from tidegate.spark import generation, planning
 from tidegate.spark.gate import Gate
 from tidegate.spark.output import remove_output
 from tidegate.spark.run import run_pipeline
@@ -157,6 +160,88 @@ def test_files_that_cannot_be_used_are_failures_like_others(
         run_to_end(pipeline, root, spark, restarts=2, view=closed)
     run_to_end(pipeline, root, spark, view=at_most(120))
     assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(150)}
+
+
+LOST = """Some data may have been lost because they are not available in Kafka any more;
+If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.
+Reason: Partition orders-0 offset was changed from 500 to 300."""
+
+
+class _Numbers(DataSourceStreamReader):
+    """Ten of them, once the source is not away; more are lost, once it says so."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return {"next": 0}
+
+    def latestOffset(self, *_given: object, **_named: object) -> dict[str, int]:  # noqa: N802 - Spark's name
+        while (self.folder / "away").exists():
+            time.sleep(0.05)
+        if (self.folder / "lost").exists():
+            raise RuntimeError(LOST)
+        return {"next": 10}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((start["next"], end["next"]))]
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int]]:
+        return ((each,) for each in range(*partition.value))
+
+
+def test_a_source_that_cannot_be_reached_is_told_and_goes_on_and_what_it_has_lost_ends_the_run_at_once(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_WAITS_AFTER_S", 1.0)
+
+    class Numbers(DataSource):
+        @classmethod
+        def name(cls) -> str:
+            return "numbers"
+
+        def schema(self) -> str:
+            return "id long"
+
+        def streamReader(self, schema: object) -> DataSourceStreamReader:  # noqa: ARG002, N802 - Spark's name
+            return _Numbers(tmp_path)
+
+    pipeline = tg.Pipeline("numbers")
+
+    @pipeline.source
+    def numbers(spark: SparkSession) -> DataFrame:
+        spark.dataSource.register(Numbers)
+        return spark.readStream.format("numbers").load()
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "table"))
+    def table(numbers: DataFrame) -> DataFrame:
+        return numbers
+
+    (tmp_path / "away").touch()
+    waits: list[str] = []
+    in_time = at_most(120)
+
+    def view(status: RunStatus) -> None:
+        in_time(status)
+        no_batch = status.stages["numbers"].no_batch
+        if no_batch is not None and "getting offsets" in no_batch.why and status.checkpoints:
+            waits.append(no_batch.why)
+            (tmp_path / "away").unlink(missing_ok=True)
+        elif waits and len(table_rows(tmp_path / "lake" / "table", ["id"])) == 10:
+            (tmp_path / "lost").touch()
+
+    with caplog.at_level(logging.WARNING, "tidegate"), pytest.raises(DataLost) as lost:
+        run_to_end(pipeline, tmp_path / "root", spark, available_now=False, view=view)
+    assert "stage 'numbers' failed: rows that it has yet to read are gone" in str(lost.value)
+    assert "Partition orders-0 offset was changed from 500 to 300. Trying again does not" in str(lost.value)
+    assert waits[0].startswith("Spark is getting offsets from ")
+    messages = [each.getMessage() for each in caplog.records]
+    assert any(
+        re.match(r"source numbers has planned no batch for \d+ s: Spark is getting off", each) for each in messages
+    )
+    assert re.match(r"source numbers goes on, after \d+ s without planning a batch", messages[-1])
+    assert not any("restarting" in each for each in messages)
+    assert StoredDecisions(Store(tmp_path / "root")).read().generation == 1
 
 
 def newest_manifest(root: Path) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +14,10 @@ from pyspark.sql import DataFrame, SparkSession
 import tidegate as tg
 from tests.kafka_broker import KafkaBroker, KafkaClient, connector_jars
 from tests.spark.harness import Crash, at_most, run_to_end, table_rows
-from tidegate.errors import PipelineChanged, RecoveryRefused
-from tidegate.spark import watch
+from tidegate.errors import DataLost, PipelineChanged, RecoveryRefused
+from tidegate.spark import planning, watch
 from tidegate.spark.session import existing_session, local_session
-from tidegate.spark.sources import going_on, streams_read
+from tidegate.spark.sources import existing, going_on, streams_read
 from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.store import Store
@@ -171,11 +172,59 @@ def test_a_topic_that_is_deleted_and_created_anew_while_it_is_read_ends_the_run(
             client.create("visit-2")
             client.send("visit-2", range(100, 130))
 
-    with pytest.raises(RecoveryRefused, match="topic 'visit-2' was deleted and created anew"):
+    gone = (
+        "topic 'visit-2' was deleted and created anew|Partitions Set.visit-2-0. have been deleted"  # if Spark sees it
+    )
+    with pytest.raises((RecoveryRefused, DataLost), match=gone):
         run_to_end(
             pipeline, tmp_path / "root", spark, available_now=False, view=change, restarts=3, restart_pause="1ms"
         )
     assert all(shown(tmp_path)["visit-2", each] == 1 for each in range(10))
+
+
+def test_what_is_gone_before_it_was_read_ends_the_run_at_once_with_what_is_lost(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    client.create("aged")
+    client.send("aged", range(10))
+    options = {"subscribe": "aged", "kafka__bootstrap__servers": broker.servers, "startingOffsets": "earliest"}
+    run(reading(tmp_path, **options), tmp_path, spark)
+    client.send("aged", range(10, 30))
+    client.delete_before("aged", 20)
+    with pytest.raises(DataLost, match=r"stage 'rows' .*offset \[10, 30\) for topic partition aged-0\. .*What to do: "):
+        run(reading(tmp_path, **options), tmp_path, spark)
+    assert "restarting" not in caplog.text
+    run(reading(tmp_path, **options, failOnDataLoss="false"), tmp_path, spark)
+    assert shown(tmp_path) == Counter(("aged", each) for each in (*range(10), *range(20, 30)))
+    client.delete("aged")
+    with pytest.raises(RecoveryRefused, match=r"source 'rows' .*topic 'aged' was deleted.*What to do: "):
+        run(reading(tmp_path, **options), tmp_path, spark)
+
+
+def test_a_broker_that_is_away_is_told_and_when_it_is_back_the_run_goes_on(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "_WAITS_AFTER_S", 2.0)
+    client.create("late")
+    client.send("late", range(10))
+    options = {"subscribe": "late", "kafka__bootstrap__servers": broker.servers, "startingOffsets": "earliest"}
+    broker.stop()
+    in_time = at_most(180)
+    told: list[str] = []
+    stop = threading.Event()
+
+    def view(status: RunStatus) -> None:
+        in_time(status)
+        no_batch = status.stages["rows"].no_batch
+        if not told and no_batch is not None and "answers" in no_batch.why:
+            told.append(no_batch.why)
+            broker.start()
+        if told and sum(shown(tmp_path).values()) == 10:
+            stop.set()
+
+    pipeline = reading(tmp_path, **options)
+    run_to_end(pipeline, tmp_path / "root", spark, available_now=False, view=view, stop=stop)
+    assert told == [f"Spark is getting offsets from KafkaV2[Subscribe[late]]; no broker of {broker.servers} answers"]
 
 
 def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics_is_not_forgotten(
@@ -185,7 +234,8 @@ def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics
     frame = spark.readStream.format("kafka").option("kafka.bootstrap.servers", broker.servers)
     visits = frame.option("subscribe", "visits,none").option("kafka.sasl.jaas.config", SECRET).load()
     known = streams_read("rows", visits)
-    assert list(known[0].ids) == ["visits"], "one that does not exist has no id, and is not created"
+    assert list(existing(known[0]).ids) == ["visits"]
+    assert known[0].ids["none"] == "", "one that does not exist has no id, and is not created"
     assert not caplog.records
     broker.stop()
     started = time.monotonic()
@@ -195,7 +245,8 @@ def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics
     assert [each.levelname for each in caplog.records] == ["WARNING"]
     assert "source 'rows': the ids of its topics could not be looked up" in caplog.text
     assert SECRET not in caplog.text
-    assert going_on("rows", "then", known, away) == known
+    then = tuple(map(existing, known))
+    assert going_on("rows", "then", then, away) == then
     broker.start()
     client.send("visits", [1])  # waits until it is there
     assert streams_read("rows", visits) == known

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,12 @@ from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+from tidegate.protocol.coordinator import Obstacle
 from tidegate.sinks.contract import decode_committable
+from tidegate.spark import generation
 from tidegate.spark.generation import Bounds
 from tidegate.spark.output import batch_folder, written_files
-from tidegate.spark.stage import RunningStage, cause_of
+from tidegate.spark.stage import RunningStage
 from tidegate.storage.inspection import examine
 
 
@@ -291,52 +294,6 @@ def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-IN_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure:
-org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
-Traceback (most recent call last):
-  File "worker.py", line 3, in main
-    process()
-    ~~~~~~~^^
-ModuleNotFoundError: No module named 'geo'
- SQLSTATE: 39000
-\tat org.apache.spark.api.python.BasePythonRunner.handle(PythonRunner.scala:1)
-"""
-IN_A_CALLBACK = """[FOREACH_BATCH_USER_FUNCTION_ERROR] py4j.Py4JException: An exception was raised by the \
-Python Proxy. Return Message: Traceback (most recent call last):
-  File "postgres.py", line 1, in stage
-    raise ValueError
-ValueError: inner
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "postgres.py", line 2, in stage
-tidegate.errors.SinkFailed: orders: a string holds a NUL
-"""
-
-
-@pytest.mark.parametrize(
-    ("said", "cause"),
-    [
-        (IN_A_WORKER, "ModuleNotFoundError: No module named 'geo'"),
-        (IN_A_CALLBACK, "tidegate.errors.SinkFailed: orders: a string holds a NUL"),
-        (
-            "[STREAM_FAILED] x\n=== Plan ===\n[DIVIDE_BY_ZERO] Division by zero.\n\tat a.b(C.scala:1)",
-            "[DIVIDE_BY_ZERO] Di",
-        ),
-        (
-            "An error occurred while calling o5.start.\n: java.io.IOException: full\n\tat a.b(C.scala:1)",
-            "java.io.IOExc",
-        ),
-        ("", "unknown"),
-    ],
-    ids=["in a worker", "in a callback", "in the JVM", "at the start", "nothing"],
-)
-def test_the_cause_of_a_failure_is_told_in_one_line(said: str, cause: str) -> None:
-    assert cause_of(said).startswith(cause)
-    assert "\n" not in cause_of(said)
-
-
 def test_a_table_that_would_refuse_the_rows_stops_the_checkpoint_and_not_the_next(tmp_path: Path) -> None:
     with played(tmp_path) as pipeline:
         pipeline.one_batch_each()
@@ -365,3 +322,26 @@ def test_a_source_that_fails_while_it_is_being_paused_is_told_by_its_own_cause(t
         pipeline.played["rows"].run_batch()
         with pytest.raises(StageFailed, match=r"^stage 'rows' failed: ValueError: a row cannot be read$"):
             pipeline.poll_until(lambda: False)
+
+
+def test_a_checkpoint_that_is_due_and_not_begun_says_what_holds_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation, "_TELL_DUE_AFTER_MS", 0)
+    with played(tmp_path, config=CheckpointConfig(interval_ms=1)) as pipeline:
+        pipeline.table.may_check.clear()
+        pipeline.poll_until(lambda: pipeline.generation.is_under_way(1))
+        pipeline.poll_until(lambda: pipeline.generation.coordinator.missing(1) == {"table"})
+        held = pipeline.generation.held_back()
+        assert held is not None
+        assert held.why == "ckpt-000001 is in progress: table is storing"
+        pipeline.table.may_commit.clear()
+        pipeline.table.may_check.set()
+        # While one is being committed, one more may be completed behind it.
+        pipeline.poll_until(lambda: pipeline.generation.completed(2))
+        held = pipeline.generation.held_back()
+        assert held is not None
+        assert re.fullmatch(r"the commit of ckpt-000001 to table is under way for \d+ s", held.why)
+        assert held.by is Obstacle.SINKS_LAG
+        pipeline.table.may_commit.set()
+        pipeline.poll_until(lambda: pipeline.generation.completed(3))

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.spark.remote import Life
-from tidegate.spark.status import CheckpointStatus, Moment, RunStatus, StageStatus, now
+from tidegate.spark.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, now
 from tidegate.storage.manifest import StageKind
 
 VERSION: Final = 1
@@ -268,6 +268,9 @@ class StagesEvent(_Event, tag="stages", kw_only=True):
 
     generation: Annotated[int | None, Meta(description="the one they are of")]
     stages: Annotated[dict[str, StageStatus], Meta(description="by their names")]
+    due: Annotated[
+        DueCheckpoint | None, Meta(description="the next checkpoint, if it is due and not begun; otherwise null")
+    ] = None
 
 
 class StoppingEvent(_Event, tag="stopping", kw_only=True):

@@ -6,15 +6,15 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from tidegate.cli.text import as_bytes, as_duration, as_time, plain_table
-from tidegate.spark.status import CheckpointStatus, RunStatus, StagePart
+from tidegate.cli.text import age, as_bytes, as_duration, as_time, plain_table
+from tidegate.spark.status import CheckpointStatus, DueCheckpoint, RunStatus, StagePart
 
 _SHOWN_CHECKPOINTS = 5
 
 
 def run_tables(status: RunStatus) -> Group:
     """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
-    shown = Group(_stages(status), *_held_back(status), _in_progress(status), _last_checkpoints(status))
+    shown = Group(_stages(status), *_held_back(status), *_in_progress(status), _last_checkpoints(status))
     if status.state == "stopping":
         shown.renderables.append(Text("stopping after a last checkpoint", style="yellow"))
     return shown
@@ -42,19 +42,27 @@ def _stages(status: RunStatus) -> Table:
 
 
 def _held_back(status: RunStatus) -> list[Text]:
-    """A line for each stage that has to wait for those behind it."""
-    return [
-        Text(f"{name} is held back by {stage.held_back_by}", style="yellow")
-        for name, stage in status.stages.items()
-        if stage.held_back_by is not None
-    ]
+    """A line for each stage that has to wait: for those behind it, or for what it reads from."""
+    lines = []
+    for name, stage in status.stages.items():
+        if stage.held_back_by is not None:
+            lines.append(f"{name} is held back by {stage.held_back_by}")
+        if stage.no_batch is not None:
+            lines.append(f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}")
+    return [Text(line, style="yellow") for line in lines]
 
 
-def _in_progress(status: RunStatus) -> Text:
+def due_line(due: DueCheckpoint) -> str:
+    return f"the next checkpoint is due for {age(due.since)}: {due.why}"
+
+
+def _in_progress(status: RunStatus) -> list[Text]:
+    due = [] if status.due is None else [Text(due_line(status.due), style="yellow")]
     if not status.in_progress:
-        return Text("no checkpoint in progress", style="dim")
+        return [Text("no checkpoint in progress", style="dim"), *due]
     active = status.in_progress[0]
-    return Text(f"{active.checkpoint} in progress for {as_duration(active.duration_ms or 0)}: {active.state}")
+    line = f"{active.checkpoint} in progress for {as_duration(active.duration_ms or 0)}: {active.state}"
+    return [Text(line), *due]
 
 
 def _stage_progress(part: StagePart | None) -> Text:

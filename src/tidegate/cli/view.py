@@ -16,7 +16,7 @@ from rich.text import Text
 from tidegate.cli.answers import ChangedEvent, CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
 from tidegate.cli.exits import Exit
 from tidegate.cli.speech import say
-from tidegate.cli.tables import run_tables
+from tidegate.cli.tables import due_line, run_tables
 from tidegate.spark.status import RunStatus
 
 _TELL_HELD_EVERY_S: Final = 60.0
@@ -58,7 +58,7 @@ class JsonView(View):
             self._tell_state(status)
         if status.state in ("running", "stopping") and time.monotonic() - self._told_stages_s >= 1:
             self._told_stages_s = time.monotonic()
-            say(StagesEvent(generation=status.generation, stages=status.stages))
+            say(StagesEvent(generation=status.generation, stages=status.stages, due=status.due))
 
     def _tell_state(self, status: RunStatus) -> None:
         why = status.why or ""
@@ -74,7 +74,7 @@ class LogView(View):
     """Plain lines on stderr, for where there is no terminal."""
 
     def __init__(self) -> None:
-        self._told_held_s: dict[tuple[str, str], float] = {}
+        self._told_s: dict[tuple[str, str], float] = {}
 
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
@@ -86,12 +86,17 @@ class LogView(View):
 
     def update(self, status: RunStatus) -> None:
         """The run's own log lines say all but who waits for whom: that may come and go, so it is told now and then."""
-        now = time.monotonic()
         for name, stage in status.stages.items():
-            by = stage.held_back_by
-            if by is not None and now - self._told_held_s.get((name, by), -_TELL_HELD_EVERY_S) >= _TELL_HELD_EVERY_S:
-                self._told_held_s[name, by] = now
-                logging.getLogger("tidegate").info("%s is held back by %s", name, by)
+            if stage.held_back_by is not None:
+                self._tell((name, stage.held_back_by), f"{name} is held back by {stage.held_back_by}")
+        if status.due is not None:
+            self._tell(("", status.due.held_back_by), due_line(status.due))
+
+    def _tell(self, what: tuple[str, str], line: str) -> None:
+        now = time.monotonic()
+        if now - self._told_s.get(what, -_TELL_HELD_EVERY_S) >= _TELL_HELD_EVERY_S:
+            self._told_s[what] = now
+            logging.getLogger("tidegate").info("%s", line)
 
 
 class LiveView(View):

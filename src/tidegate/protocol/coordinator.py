@@ -12,6 +12,7 @@ Guarantees:
 - The pause after a checkpoint that ended is cut short by a user alone, and for that user's checkpoint alone.
 - After `FailPipeline` nothing is begun in the same answer.
 - Sinks that lag hold new checkpoints back: no more than `max_concurrent` + 1 completed ones wait.
+- What holds back a checkpoint that is due is told by what decides it (`held_back`).
 - A superseded coordinator answers every call with `Superseded`.
 """
 
@@ -188,6 +189,24 @@ Action = Begin | Abort | FailPipeline
 Actions = list[Action]
 
 
+class Obstacle(enum.Enum):
+    IN_PROGRESS = "as many as allowed are in progress"
+    SINKS_LAG = "the sinks are behind with those that are complete"
+    PAUSE = "the pause after the last one is not over"
+
+
+class HeldBack(msgspec.Struct, frozen=True):
+    """A checkpoint that is due since a moment and is not begun: by what, and for the sake of which others.
+
+    `until_ms` is when a pause ends; nobody knows when the others do.
+    """
+
+    since_ms: int
+    by: Obstacle
+    checkpoints: tuple[int, ...]
+    until_ms: int | None = None
+
+
 class Coordinator:
     """One per generation, at the leader. Methods return what is to be done; nothing is done here."""
 
@@ -208,7 +227,8 @@ class Coordinator:
         self._generation = generation
         self._next_id = after_checkpoint + 1
         self._next_epoch = after_epoch + 1
-        self._next_trigger_ms = now_ms + config.interval_ms
+        self._due_ms = now_ms + config.interval_ms
+        self._pause_ends_ms = now_ms
         self._active: dict[int, Checkpoint] = {}
         self._completed: dict[int, Checkpoint] = {}
         self._history: deque[Checkpoint] = deque(maxlen=history)
@@ -242,6 +262,19 @@ class Coordinator:
         oldest = next(iter(self._active.values()), None)
         return oldest if oldest is not None and oldest.phase is Phase.PREPARED else None
 
+    def held_back(self, now_ms: int) -> HeldBack | None:
+        """Why no checkpoint is begun, though one is due; None if none is, or it is begun at the next `on_time`."""
+        if self._draining or now_ms < self._due_ms:
+            return None
+        obstacle = self._obstacle()
+        if obstacle is Obstacle.IN_PROGRESS:
+            return HeldBack(self._due_ms, obstacle, tuple(self._active))
+        if obstacle is Obstacle.SINKS_LAG:
+            return HeldBack(self._due_ms, obstacle, tuple(self._completed))
+        if now_ms < self._pause_ends_ms:
+            return HeldBack(self._due_ms, Obstacle.PAUSE, (self._history[-1].checkpoint_id,), self._pause_ends_ms)
+        return None
+
     # -- what happened ----------------------------------------------------------------------------
 
     def on_time(self, now_ms: int) -> Actions:
@@ -252,7 +285,8 @@ class Coordinator:
             if checkpoint.phase is not Phase.DECIDING and now_ms >= checkpoint.deadline_ms:
                 actions += self._abort(checkpoint, AbortReason.TIMED_OUT, self._who_is_late(checkpoint), now_ms)
         has_failed = any(isinstance(action, FailPipeline) for action in actions)
-        if not has_failed and self._may_trigger() and now_ms >= self._next_trigger_ms:
+        is_due = not self._draining and now_ms >= self._due_ms
+        if not has_failed and is_due and self.held_back(now_ms) is None:
             actions.append(self._trigger(Flag.NONE, now_ms))
         return actions
 
@@ -261,7 +295,7 @@ class Coordinator:
         self._check_not_superseded()
         if self._draining:
             raise CheckpointError("the pipeline is draining: its last checkpoint is under way or was taken")
-        if not self._may_trigger():
+        if self._obstacle() is not None:
             under_way = ", ".join(str(checkpoint_id) for checkpoint_id in (*self._completed, *self._active))
             raise CheckpointInProgress(
                 f"checkpoint {under_way} is in progress and max_concurrent is {self._config.max_concurrent}"
@@ -354,10 +388,13 @@ class Coordinator:
         except KeyError:
             raise NoCheckpointInProgress(f"checkpoint {checkpoint_id} is not in progress") from None
 
-    def _may_trigger(self) -> bool:
+    def _obstacle(self) -> Obstacle | None:
+        """What forbids any checkpoint, also one that a user wants now."""
         most = self._config.max_concurrent
+        if len(self._active) >= most:
+            return Obstacle.IN_PROGRESS
         under_way = len(self._active) + len(self._completed)
-        return not self._draining and len(self._active) < most and under_way <= most
+        return Obstacle.SINKS_LAG if under_way > most else None
 
     def _trigger(self, flags: Flag, now_ms: int) -> Begin:
         if flags & Flag.CANCEL:
@@ -370,7 +407,7 @@ class Coordinator:
             raise ProtocolViolation(f"a checkpoint cannot be triggered like this: {error}") from error
         self._next_id += 1
         self._next_epoch += 1
-        self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self._config.interval_ms)
+        self._due_ms = max(self._due_ms, now_ms + self._config.interval_ms)
         self._draining = self._draining or barrier.is_drain
         attempt = self._aborts_in_row + 1
         deadline_ms = now_ms + self._config.timeout_ms
@@ -417,4 +454,4 @@ class Coordinator:
         checkpoint.ended_ms = now_ms
         del self._active[checkpoint.checkpoint_id]
         self._history.append(checkpoint)
-        self._next_trigger_ms = max(self._next_trigger_ms, now_ms + self._config.min_pause_ms)
+        self._pause_ends_ms = max(self._pause_ends_ms, now_ms + self._config.min_pause_ms)

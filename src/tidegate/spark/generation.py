@@ -42,6 +42,7 @@ from tidegate.protocol.coordinator import (
     Checkpoint,
     Coordinator,
     FailPipeline,
+    Obstacle,
     Phase,
     ReportAnswer,
     StageDecline,
@@ -59,9 +60,10 @@ from tidegate.spark.channel import Channel
 from tidegate.spark.output import remove_output
 from tidegate.spark.pausing import PausableSource, StartQuery
 from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.planning import PlanningWatch, WhyUnreachable
 from tidegate.spark.session import is_of_the_connection
 from tidegate.spark.stage import RunningStage, StagePlace
-from tidegate.spark.status import StagePart, now, part_of
+from tidegate.spark.status import NoBatch, StagePart, now, part_of
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import what_would_fit
 from tidegate.storage.decisions import StoredDecisions
@@ -72,6 +74,9 @@ from tidegate.storage.store import Store
 _log = logging.getLogger("tidegate")
 _INSTANCE = "local"
 _SINK_TRIES = 8
+# A checkpoint that takes a little longer than the interval is nothing to tell.
+_TELL_DUE_AFTER_MS = 5_000
+_NAMED_STAGES = 3
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,6 +96,14 @@ class Opened(msgspec.Struct, frozen=True):
     base: Manifest | None
     largest_id: int
     shape: dict[str, StageShape]
+
+
+class Delay(msgspec.Struct, frozen=True):
+    """The next checkpoint is due since a moment of the run's clock, and is not begun."""
+
+    since_ms: int
+    by: Obstacle
+    why: str
 
 
 def monotonic_ms() -> int:
@@ -146,6 +159,7 @@ class Generation:
         self._sources: list[PausableSource] = []
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
+        self._planning: PlanningWatch | None = None
         self._is_abandoned = False
         self._has_advanced = False
         self.channels = {name: self._channel(name, base) for name in self._definitions}
@@ -194,6 +208,11 @@ class Generation:
         """A source may be paused, and be started again."""
         self._sources.append(PausableSource(self.stages[name], start, self._paths, self.generation, self._pausing))
 
+    def watch_planning(self, why_unreachable: WhyUnreachable) -> None:
+        """From now on, when its queries run."""
+        sources = [stage for stage in self.stages.values() if not stage.definition.inputs]
+        self._planning = PlanningWatch(sources, why_unreachable)
+
     # -- one round --------------------------------------------------------------------------------
 
     def poll(self) -> None:
@@ -232,6 +251,48 @@ class Generation:
         if stage.definition.kind == "sink":
             return "its table"
         return min(self._readers(name), key=lambda reader: self.stages[reader].position(name))
+
+    def no_batch(self, name: str) -> NoBatch | None:
+        """Why a source has planned no batch for a while, if it has not."""
+        return None if self._planning is None else self._planning.waiting(name)
+
+    def held_back(self) -> Delay | None:
+        """Why the next checkpoint is not begun although it is due, once that has lasted for a while."""
+        held = self.coordinator.held_back(self._now_ms)
+        if held is None or self._now_ms - held.since_ms < _TELL_DUE_AFTER_MS:
+            return None
+        match held.by:
+            case Obstacle.IN_PROGRESS:
+                why = self._what_is_missing(held.checkpoints[0])
+            case Obstacle.SINKS_LAG:
+                why = "; ".join(self._what_sinks_lack())
+            case Obstacle.PAUSE:
+                left_s = ((held.until_ms or self._now_ms) - self._now_ms) / 1000
+                ended = ", ".join(map(checkpoint_name, held.checkpoints))
+                why = f"the pause after {ended} (min_pause_ms) lasts for another {left_s:.0f} s"
+        return Delay(held.since_ms, held.by, why)
+
+    def _what_is_missing(self, checkpoint_id: int) -> str:
+        """Those that wait for others come last."""
+        name = checkpoint_name(checkpoint_id)
+        progress = {each: self.stages[each].part_of(checkpoint_id) for each in self.coordinator.missing(checkpoint_id)}
+        if not progress:
+            return f"{name} is in progress: it is being decided"
+        stages = sorted(progress, key=lambda each: (progress[each].progress in ("waiting", "aligning"), each))
+        said = ", ".join(f"{each} is {progress[each].told}" for each in stages[:_NAMED_STAGES])
+        more = f" and {len(stages) - _NAMED_STAGES} more" if len(stages) > _NAMED_STAGES else ""
+        return f"{name} is in progress: {said}{more}"
+
+    def _what_sinks_lack(self) -> Iterable[str]:
+        for name, (epoch, why) in self._commits.pending.items():
+            commit = self._committing.get(name)
+            if commit is not None:
+                since_s = (monotonic_ms() - commit.since_ms) / 1000
+                checkpoint = checkpoint_name(commit.permit.checkpoint_id)
+                yield f"the commit of {checkpoint} to {name} is under way for {since_s:.0f} s"
+            else:
+                failed = f" has failed and is tried again: {why}" if why else " is about to begin"
+                yield f"the commit of epoch {epoch} to {name}{failed}"
 
     def check_queries(self) -> None:
         for stage in self.stages.values():
@@ -551,6 +612,7 @@ class Generation:
         """Stop the queries and the threads. What is under way is lost, as a kill would lose it."""
         if self._is_abandoned:
             return
+        self._stop_watching()
         self._pausing.shutdown(wait=True, cancel_futures=True)
         self._stop_queries()
         for pool in self._pools():
@@ -566,9 +628,14 @@ class Generation:
     def abandon(self) -> None:
         """Stop, and wait for nothing: a commit may hang. One that still ends is like one of a superseded run."""
         self._is_abandoned = True
+        self._stop_watching()
         for pool in self._pools():
             pool.shutdown(wait=False, cancel_futures=True)
         threading.Thread(target=self._stop_queries, name="tidegate-stop", daemon=True).start()
+
+    def _stop_watching(self) -> None:
+        if self._planning is not None:
+            self._planning.stop()
 
     def _stop_queries(self) -> None:
         for query in (*(stage.query for stage in self.stages.values()), *(each.started for each in self._sources)):

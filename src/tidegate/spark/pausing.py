@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from pyspark.errors import StreamingQueryException
 
 from tidegate.errors import StageFailed
-from tidegate.spark.stage import RunningStage, cause_of
+from tidegate.spark.causes import cause_of, exception_of, failure_of
+from tidegate.spark.stage import RunningStage
 from tidegate.spark.steps import Step, reached
 from tidegate.storage.paths import RootPaths
 
@@ -104,7 +105,7 @@ class PausableSource:
         if error is None:
             return True
         if isinstance(error, StreamingQueryException):  # it has failed before it could be stopped
-            raise StageFailed(self._stage.name, cause_of(error)) from error
+            raise failure_of(self._stage.name, error) from error
         what = "paused" if self._phase is _Phase.STOPPING else "started again after a pause"
         raise StageFailed(self._stage.name, f"its query could not be {what}: {cause_of(error)}") from error
 
@@ -118,6 +119,6 @@ class PausableSource:
 
 def _stop(query: StreamingQuery) -> None:
     query.stop()
-    failure = query.exception()
+    failure = exception_of(query)
     if failure is not None:
         raise failure

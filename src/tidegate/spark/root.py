@@ -32,7 +32,7 @@ from tidegate.protocol.recovery import (
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.generation import Opened
 from tidegate.spark.snapshot import first_position
-from tidegate.spark.sources import going_on
+from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import RootOwner, examine, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
@@ -213,6 +213,7 @@ def check_sources(
         elif (first := first_position(paths, generation, name)) is not None:
             then, since = first.streams, "when it first started"
         else:
+            known[name] = msgspec.structs.replace(now, streams=tuple(map(existing, now.streams)))
             continue
         known[name] = msgspec.structs.replace(now, streams=going_on(name, since, then, now.streams))
     return known

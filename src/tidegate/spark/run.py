@@ -31,6 +31,7 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     ConflictingRows,
+    DataLost,
     Fenced,
     ForeignTable,
     InvalidConfig,
@@ -49,6 +50,7 @@ from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
+from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.generation import Bounds, Generation
@@ -58,9 +60,9 @@ from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
+from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
-from tidegate.spark.stage import cause_of
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus
 from tidegate.spark.steps import Step, reached
@@ -86,7 +88,7 @@ _LONGEST_PAUSE_MS: Final = 60_000
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
 
 # Trying again would bring the same.
-_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows)
+_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows, DataLost)
 
 View = Callable[[RunStatus], None]
 P = ParamSpec("P")
@@ -283,6 +285,7 @@ class _Run:
         self._stop = stop
         self._remote = remote
         self._watch = TopicWatch({})
+        self._rounds = Rounds()
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
@@ -295,6 +298,10 @@ class _Run:
         return session
 
     def run(self) -> None:
+        with self._rounds:
+            self._run()
+
+    def _run(self) -> None:
         failures = 0
         while True:
             generation: Generation | None = None
@@ -324,7 +331,9 @@ class _Run:
             finally:
                 self._watch.stop()
                 if generation is not None:
+                    self._rounds.doing("stopping its queries, and waiting for snapshots and commits that are under way")
                     generation.stop()
+                    self._rounds.doing(None)
             if self._stop.wait(pause_s):
                 raise failure
 
@@ -496,8 +505,9 @@ class _Run:
                 generation.stages[name].query = query.result()
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
-                raise StageFailed(name, cause_of(error)) from error
+                raise failure_of(name, error) from error
         self._watch = TopicWatch({each.name: built[each.name].frame for each in self._definitions if not each.inputs})
+        generation.watch_planning(self._watch.why_unreachable)
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
@@ -531,13 +541,16 @@ class _Run:
         looked = 0.0
         last: int | None = None
         while True:
+            self._rounds.doing("busy with what Spark has committed, with checkpoints and with the files of both")
             generation.poll()
             self._remote.serve(generation)
             now = time.monotonic()
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
                 looked = now
+                self._rounds.doing("waiting for Spark to tell of its queries")
                 generation.check_queries()
                 self._watch.check(generation.shape)
+                self._rounds.doing("busy with showing what it does")
                 self._show(generation)
                 if last is None and self._options.available_now and self._has_consumed_all(generation):
                     last = self._last_checkpoint(generation)
@@ -549,6 +562,7 @@ class _Run:
                     return
                 if not generation.is_under_way(last) and not generation.completed(last):
                     last = None  # it was aborted: take another
+            self._rounds.doing(None)
             time.sleep(_PAUSE_S)
 
     def _show(self, generation: Generation) -> None:

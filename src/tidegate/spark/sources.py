@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from tidegate.errors import InvalidPipeline, PipelineChanged, RecoveryRefused
-from tidegate.spark.topics import assigned_partitions, topic_ids
+from tidegate.spark.topics import assigned_partitions, no_answer, topic_ids
 from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def _of_kafka(source: str, frame: DataFrame, given: Mapping[str, str]) -> Source
             "source %r: the ids of its topics could not be looked up (%s), so whether one was deleted and created anew "
             "is not checked",
             source,
-            why,
+            no_answer(given, why),
         )
     return SourceStream(_KAFKA, reads, ids)
 
@@ -217,6 +217,11 @@ def _joined(values: Any) -> str:
     return ",".join(sorted({each.strip() for each in values} - {""}))
 
 
+def existing(stream: SourceStream) -> SourceStream:
+    """Without topics that there are not: these have no id."""
+    return msgspec.structs.replace(stream, ids={topic: found for topic, found in stream.ids.items() if found})
+
+
 # -- comparing --------------------------------------------------------------------------------------
 
 
@@ -234,7 +239,15 @@ def going_on(
             f"new root, or change it back; nothing was changed"
         )
     known = []
-    for before, stream in zip(then, now, strict=True):
+    for before, found_now in zip(then, now, strict=True):
+        for topic in before.ids:
+            if found_now.ids.get(topic, "unknown") == "":
+                raise RecoveryRefused(
+                    f"source {source!r} does not find the topic that it read {since}: topic {topic!r} was deleted, and "
+                    f"what was yet to be read of it is lost. What to do: start the pipeline on a new root, without the "
+                    f"topic or once there is one again; nothing was changed"
+                )
+        stream = existing(found_now)
         for topic, found in stream.ids.items():
             if before.ids.get(topic, found) != found:
                 raise RecoveryRefused(

@@ -45,6 +45,7 @@ from tidegate.sinks.contract import (
     decode_committable,
 )
 from tidegate.spark.beside import beside
+from tidegate.spark.causes import exception_of, failure_of
 from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import (
     METADATA,
@@ -86,7 +87,6 @@ _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
 _BATCHES_IN_VAIN: Final = 3
 _NOTHING: Final = "nothing.parquet"
-_NO_CAUSE: Final = ("at ", "===", "Current", "Logical", "[STREAM_FAILED]", "An error occurred while calling")
 _WAITING: Final = "Waiting for data to arrive"
 
 
@@ -307,9 +307,9 @@ class RunningStage:
         self._check_not_overrun()
         if self.query.isActive:
             return
-        error = self.query.exception()
+        error = exception_of(self.query)
         if error is not None:
-            raise state_mismatch(self.name, error) or StageFailed(self.name, cause_of(error))
+            raise state_mismatch(self.name, error) or failure_of(self.name, error)
         if is_committed(self.checkpoint, self._next_batch):
             return  # to be taken up first
         if not self.may_end or is_begun(self.checkpoint, self._next_batch):
@@ -743,19 +743,3 @@ class RunningStage:
             new_bytes=new_bytes,
             total_bytes=sum(file.size_bytes for file in files),
         )
-
-
-def cause_of(error: object) -> str:
-    """The cause that Spark gives, without its page of JVM trace, or Python's."""
-    said = str(error)
-    _, traced, inner = said.rpartition("Traceback (most recent call last):")
-    lines = [line.rstrip() for line in (inner if traced else said).splitlines() if line.strip()]
-    if traced:
-        # The frames are indented; the first line that is not says what was raised.
-        raised = next((line for line in lines if not line[0].isspace()), None)
-        if raised is not None:
-            return raised[:400]
-    for line in lines:
-        if not line.strip().startswith(_NO_CAUSE):
-            return line.strip().removeprefix(": ")[:400]
-    return lines[0].strip()[:400] if lines else "unknown"

@@ -12,28 +12,37 @@ import socket
 import time
 from collections import deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
+from tidegate.protocol import coordinator
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
-    from tidegate.spark.generation import Generation
+    from tidegate.spark.generation import Delay, Generation
 
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
 RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
 CheckpointState = Literal["preparing", "prepared", "deciding", "committing", "complete", "aborted", "damaged"]
+Obstacle = Literal["in_progress", "sinks_lag", "pause"]
 Progress = Literal["waiting", "aligning", "catching_up", "storing", "declined", "done"]
 
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
+
+
+class NoBatch(msgspec.Struct, frozen=True):
+    """A source that has planned no batch for a while, because what it reads from gives no answer."""
+
+    since: Annotated[Moment, Meta(description="since when it plans one and the same")]
+    why: Annotated[str, Meta(description="what Spark is doing and, of Kafka, whether its brokers answer")]
 
 
 class StageStatus(msgspec.Struct, frozen=True):
@@ -56,6 +65,10 @@ class StageStatus(msgspec.Struct, frozen=True):
     held_back_by: Annotated[
         str | None,
         Meta(description='the reader of its output, or "its table", that is too far behind for it to go on, or null'),
+    ] = None
+    no_batch: Annotated[
+        NoBatch | None,
+        Meta(description="of a source that has planned no batch for a while; null also if it just finds nothing new"),
     ] = None
 
 
@@ -139,6 +152,20 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     stages: Annotated[dict[str, StagePart], Meta(description="each stage's part of it, by the stage's name")] = {}
 
 
+class DueCheckpoint(msgspec.Struct, frozen=True):
+    """A checkpoint that is due and not begun."""
+
+    since: Annotated[Moment, Meta(description="when it was due")]
+    held_back_by: Annotated[
+        Obstacle,
+        Meta(
+            description="`in_progress`: as many as may be are under way; `sinks_lag`: tables are behind with those "
+            "that are decided; `pause`: the one after the last is not over"
+        ),
+    ]
+    why: Annotated[str, Meta(description="for people: by which checkpoint, stage or table")]
+
+
 class RunStatus(msgspec.Struct, frozen=True):
     """What a run is doing, or was when it was last heard of."""
 
@@ -159,6 +186,9 @@ class RunStatus(msgspec.Struct, frozen=True):
     generation: Annotated[int | None, Meta(description="the one it has opened; null: none yet")] = None
     stages: Annotated[dict[str, StageStatus], Meta(description="its stages, by their names")] = {}
     in_progress: Annotated[tuple[CheckpointStatus, ...], Meta(description="checkpoints under way, oldest first")] = ()
+    due: Annotated[
+        DueCheckpoint | None, Meta(description="the next one, if it is due for some seconds and not begun; or null")
+    ] = None
     checkpoints: Annotated[
         tuple[CheckpointStatus, ...],
         Meta(description="the last that were decided or aborted, oldest first, whatever generation they were of"),
@@ -201,10 +231,12 @@ class Observer:
                     stage.lag if stage.definition.inputs else None,
                     stage.watermark_ms,
                     generation.held_back_by(name),
+                    generation.no_batch(name),
                 )
                 for name, stage in stages.items()
             },
             in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
+            due=_due(generation.held_back()),
             checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
@@ -220,7 +252,9 @@ class Observer:
 
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""
-        self.status = msgspec.structs.replace(self.status, updated_at=now(), state=state, why=why, in_progress=())
+        self.status = msgspec.structs.replace(
+            self.status, updated_at=now(), state=state, why=why, in_progress=(), due=None
+        )
         return self.status
 
     def _rate(self, generation: int, name: str, rows: int) -> float:
@@ -239,6 +273,20 @@ def now() -> str:
 def as_moment(at: datetime) -> str:
     """A time as it is told everywhere."""
     return at.isoformat(timespec="milliseconds")
+
+
+_OBSTACLES: Final[dict[coordinator.Obstacle, Obstacle]] = {
+    coordinator.Obstacle.IN_PROGRESS: "in_progress",
+    coordinator.Obstacle.SINKS_LAG: "sinks_lag",
+    coordinator.Obstacle.PAUSE: "pause",
+}
+
+
+def _due(delay: Delay | None) -> DueCheckpoint | None:
+    if delay is None:
+        return None
+    since = timedelta(milliseconds=time.monotonic_ns() // 1_000_000 - delay.since_ms)
+    return DueCheckpoint(as_moment(datetime.now(UTC) - since), _OBSTACLES[delay.by], delay.why)
 
 
 _STATES: Final[dict[Phase, CheckpointState]] = {

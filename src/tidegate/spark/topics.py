@@ -7,6 +7,7 @@ answer in time holds up no start: then the ids are not known.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ import msgspec
 _SECONDS: Final = 10
 _SETTING: Final = "kafka."
 _NO_ID: Final = "AAAAAAAAAAAAAAAAAAAAAA"  # of brokers that know none
+_LOOKS_FOR_MISSING: Final = 2
+_SILENT: Final = f"no answer within {_SECONDS} s"
+_TIMED_OUT: Final = "TimeoutException"
 _UNKNOWN_TOPIC: Final = "UnknownTopicOrPartitionException"
 
 
@@ -27,7 +31,7 @@ def assigned_partitions(options: Mapping[str, str]) -> dict[str, list[int]]:
 
 
 def topic_ids(jvm: Any, options: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
-    """The ids of the topics that there are, and why they are not known, if they are not.
+    """The ids of the topics, empty of those that there are not, and why they are not known, if they are not.
 
     The names of the source's options are in lower case.
     """
@@ -41,12 +45,26 @@ def topic_ids(jvm: Any, options: Mapping[str, str]) -> tuple[dict[str, str], str
         except Exception as error:
             why[:] = [_kind(error)]
 
-    why.append(f"no answer within {_SECONDS} s")
+    why.append(_SILENT)
     # On a thread of its own: finding a host and logging in may take longer than the client was told to wait.
     asking = threading.Thread(target=ask, name="tidegate-topics", daemon=True)
     asking.start()
     asking.join(_SECONDS + 1)
     return (dict(found), None) if not why else ({}, why[0])
+
+
+def why_unreachable(jvm: Any, options: Mapping[str, str]) -> str | None:
+    """Why a source's brokers do not tell of its topics; None if they do."""
+    _, why = topic_ids(jvm, options)
+    return None if why is None else no_answer(options, why)
+
+
+def no_answer(options: Mapping[str, str], why: str) -> str:
+    """What it means that the ids are not known, by `topic_ids`."""
+    servers = options.get("kafka.bootstrap.servers", "")
+    if why in (_TIMED_OUT, _SILENT):
+        return f"no broker of {servers} answers"
+    return f"the brokers of {servers} give no answer ({why})"
 
 
 def _ask(jvm: Any, options: Mapping[str, str]) -> dict[str, str]:
@@ -57,7 +75,14 @@ def _ask(jvm: Any, options: Mapping[str, str]) -> dict[str, str]:
     updater = jvm.org.apache.spark.kafka010.KafkaConfigUpdater("source", given)  # adds Spark's own tokens
     admin = jvm.org.apache.kafka.clients.admin.Admin.create(updater.setAuthenticationConfigIfNeeded().build())
     try:
-        return dict(_ids(admin, _topics(jvm, admin, options)))
+        ids = dict(_ids(admin, _topics(jvm, admin, options)))
+        for _ in range(_LOOKS_FOR_MISSING):
+            if all(ids.values()):
+                break
+            # A broker that has just been started may not know them yet.
+            time.sleep(1)
+            ids = dict(_ids(admin, list(ids)))
+        return ids
     finally:
         admin.close(jvm.java.time.Duration.ZERO)
 
@@ -80,7 +105,7 @@ def _ids(admin: Any, topics: list[str]) -> Iterable[tuple[str, str]]:
         except Exception as error:
             if _kind(error) != _UNKNOWN_TOPIC:
                 raise
-            continue
+            found = ""
         if found != _NO_ID:
             yield topic, found
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from tidegate.errors import RecoveryRefused, StageFailed
-from tidegate.spark.sources import going_on, kafka_options
-from tidegate.spark.topics import topic_ids
+from tidegate.spark.sources import existing, going_on, kafka_options
+from tidegate.spark.topics import topic_ids, why_unreachable
 from tidegate.storage.manifest import StageShape
 
 if TYPE_CHECKING:
@@ -41,12 +41,19 @@ class TopicWatch:
                 jvm = self._frames[name].sparkSession._jvm
                 self._found[name] = [topic_ids(jvm, options)[0] if options else {} for options in streams]
 
+    def why_unreachable(self, source: str) -> str | None:
+        """Why what a source reads from does not answer, if it does not and can be asked. Takes its time."""
+        jvm = self._frames[source].sparkSession._jvm
+        reasons = (why_unreachable(jvm, options) for options in self._options.get(source, ()) if options)
+        return next((why for why in reasons if why is not None), None)
+
     def check(self, shape: dict[str, StageShape]) -> None:
         """Take what was found into the shape, so that the next manifest has topics that have come since."""
         while self._found:
             name, found = self._found.popitem()
             then = shape[name].streams
-            now = tuple(msgspec.structs.replace(each, ids=ids) for each, ids in zip(then, found, strict=True))
+            # One that is not there fails its query, and then the next start, if it does not come back.
+            now = tuple(existing(msgspec.structs.replace(each, ids=ids)) for each, ids in zip(then, found, strict=True))
             try:
                 streams = going_on(name, "when it was started", then, now)
             except RecoveryRefused as error:

@@ -1,0 +1,139 @@
+"""Why a query has failed, in one line for people: the words that say it, without the pages around them.
+
+Spark gives a page of plan and JVM trace; what was raised in Python lies in the middle of it, the reason of a loss of
+data in its fifth line, and why a file could not be read only in the cause of the cause. Secrets that a message may
+hold, in a URL or in settings, are left out.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.logger import PySparkLogger
+
+from tidegate.errors import DataLost, StageFailed
+from tidegate.spark.sources import without_secrets
+
+if TYPE_CHECKING:
+    from pyspark.errors import StreamingQueryException
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_PYSPARKS_LOGGERS: Final = ("DataFrameQueryContextLogger", "SQLQueryContextLogger")
+_LONGEST: Final = 500
+_MOST_CAUSES: Final = 20
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_FRAME: Final = re.compile(r'\s*File "(.+)", line (\d+)(?:, in (\S+))?')
+_NOT_THE_USERS: Final = re.compile(r"[/\\](site-packages|dist-packages|py4j|pyspark|pyspark\.zip|tidegate)[/\\]")
+# Where Spark's own words about the query begin.
+_END: Final = re.compile(r"^(=== Streaming Query ===|JVM stacktrace:|Driver stacktrace:)", re.MULTILINE)
+_NOISE: Final = re.compile(
+    r"\s*(at |===|== DataFrame ==|Current |Logical |Identifier: |Thread State: |Caused by: |\.\.\. \d+ more)"
+)
+_WRAPPERS: Final = (
+    re.compile(r"^\[STREAM_FAILED\] .*?terminated with exception: "),
+    re.compile(r"^\[STREAM_FAILED\] \S*\s*"),
+    re.compile(r"^(py4j\.protocol\.)?(Py4JJavaError: )?An error occurred while calling \S+\s*(: )?"),
+    re.compile(r"^Job aborted due to stage failure: .*?\(TID \d+\) \([^)]*\): "),
+    re.compile(r"^Job aborted due to stage failure: (?=\S)"),
+    re.compile(r"^: "),
+    re.compile(r"^(org\.apache\.spark|java\.util\.concurrent)\.[\w.$]*(Exception|Error): "),
+)
+_SQLSTATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
+_CALLED_FROM: Final = re.compile(r'"(\w+)" was called from\s+(\S+):(\d+)')
+
+# Sources say it where they offer to go on without what is lost.
+_LOSS: Final = re.compile(r"failOnDataLoss|\[KAFKA_DATA_LOSS", re.IGNORECASE)
+_REASON: Final = re.compile(r"Reason:\s*(.+)", re.DOTALL)
+_GROUP: Final = re.compile(r"\s*with consumer group \S+")
+
+
+def exception_of(query: StreamingQuery) -> StreamingQueryException | None:
+    """What a query has failed with. PySpark would also write it to stderr, as JSON, for having been asked."""
+    loggers = [PySparkLogger.getLogger(name) for name in _PYSPARKS_LOGGERS]
+    before = [logger.disabled for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.disabled = True
+        return query.exception()
+    finally:
+        for logger, disabled in zip(loggers, before, strict=True):
+            logger.disabled = disabled
+
+
+def failure_of(stage: str, error: object) -> StageFailed:
+    """What a run fails with, when a stage's query has failed with this."""
+    said = _said(error)
+    if _LOSS.search(said) is None:
+        return StageFailed(stage, cause_of(error))
+    reason = _REASON.search(said)
+    told = _GROUP.sub("", " ".join(reason[1].split())) if reason else cause_of(error)
+    return DataLost(stage, _shortened(without_secrets(_SQLSTATE.sub("", told))))
+
+
+def cause_of(error: object) -> str:
+    """What has failed, and where in the user's own file, if it is in Python."""
+    said = _said(error)
+    before, traced, trace = said.rpartition(_TRACEBACK)
+    told = _raised(trace) if traced else _told(said)
+    if not told:
+        told = _told(before) or "unknown"
+    innermost = _innermost(error)
+    if innermost and not traced and innermost.partition(": ")[2] not in told:
+        told = f"{told.rstrip('. ')}: {innermost}"
+    return _shortened(without_secrets(told))
+
+
+def _said(error: object) -> str:
+    """All that it says, but for the trace of its own that PySpark may add."""
+    said = getattr(error, "_desc", None)
+    text = said if isinstance(said, str) else str(error)
+    end = _END.search(text)
+    return text if end is None or not text[: end.start()].strip() else text[: end.start()]
+
+
+def _raised(trace: str) -> str:
+    """What was raised in Python, and where. The frames are indented; the first line that is not says what it was."""
+    lines = [line.rstrip() for line in trace.splitlines() if line.strip()]
+    first = next((number for number, line in enumerate(lines) if not line[0].isspace()), None)
+    if first is None:
+        return ""
+    raised = _told("\n".join(lines[first:]))
+    frames = [found.groups() for line in lines[:first] if (found := _FRAME.match(line))]
+    own = [frame for frame in frames if frame[2] is not None and not _NOT_THE_USERS.search(frame[0])]
+    if not own:
+        return raised
+    file, number, function = own[-1]
+    return f"{raised} ({file}, line {number}, in {function})"
+
+
+def _told(said: str) -> str:
+    lines = [line.strip() for line in said.splitlines() if line.strip() and not _NOISE.match(line)]
+    text = " ".join(lines)
+    for _ in range(len(_WRAPPERS)):  # one may lie in another
+        for wrapper in _WRAPPERS:
+            text = wrapper.sub("", text)
+    called = _CALLED_FROM.search(text)
+    if called is not None:
+        what, file, number = called.groups()
+        text = f"{text[: called.start()].rstrip()} ({file}, line {number}, in {what})"
+    return _SQLSTATE.sub("", text).strip()
+
+
+def _innermost(error: object) -> str:
+    """The last of its causes that says anything, with its kind."""
+    told = ""
+    cause: Any = getattr(error, "_cause", None)
+    for _ in range(_MOST_CAUSES):
+        if cause is None:
+            break
+        if getattr(cause, "_desc", ""):
+            origin = getattr(cause, "_origin", None)  # where there is none it is part of what it says
+            kind = "" if origin is None else f"{origin.getClass().getSimpleName()}: "
+            told = f"{kind}{_told(_said(cause))}"
+        cause = getattr(cause, "_cause", None)
+    return told
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…"
