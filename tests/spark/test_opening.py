@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,7 +90,9 @@ def check_newest(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "build", lambda *_: BUILT)
-    monkeypatch.setattr(run, "StageSessions", lambda _: None)
+    conf = SimpleNamespace(get=lambda _key, default: default)
+    monkeypatch.setattr(run, "StageSessions", lambda _: SimpleNamespace(of_stages=SimpleNamespace(conf=conf)))
+    monkeypatch.setattr(run, "states_of", lambda _: nullcontext(lambda _stage: None))
     monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(RunSession, "check", lambda *_: None)
     monkeypatch.setattr(run._Run, "_start", lambda *_: None)
