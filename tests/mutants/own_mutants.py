@@ -21,6 +21,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.order import in_order
 from tidegate.spark.pausing import PausableSource
+from tidegate.spark.remote import Remote
 from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
@@ -505,6 +506,13 @@ OWN_DEFECTS: Final = (
         "a run whose table never takes an epoch restarts for ever: checkpoints are completed meanwhile",
         rewrite(Edit(Generation.__init__, "self._is_base_shown = base is None", "self._is_base_shown = True")),
         played_properties.a_run_comes_no_further_while_a_table_refuses_what_it_started_from,
+    ),
+    Mutant(
+        "a_run_that_finds_its_disk_full_leaves_no_word",
+        Section.OWN,
+        "a status that cannot be written whole is not written at all: the run seems to have been killed",
+        rewrite(Edit(Remote._write, "self._write_in_short(status, error)", "pass")),
+        played_properties.a_run_that_cannot_write_its_status_still_says_how_it_ended,
     ),
     # -- stages on Spark
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -22,10 +23,13 @@ from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
+from tidegate.spark.remote import Remote, look
 from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
 from tidegate.spark.tables import goes_on_from_rows, with_staged_in
 from tidegate.storage.inspection import retained_manifests
+from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import TableAddress
+from tidegate.storage.paths import RootPaths
 
 _BOUND = 4
 _ROUNDS = 500
@@ -219,6 +223,17 @@ def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
             Gate(Path(folder) / "gate", Path(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
         except ValueError as error:
             raise AssertionError("a stage that reads it can never be restored") from error
+
+
+def a_run_that_cannot_write_its_status_still_says_how_it_ended() -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder:
+        paths = RootPaths(Path(folder))
+        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+            (paths.root / f".status.json.{os.getpid()}.tmp").mkdir()  # as on a disk that is full
+            remote.ended_because = "it was told to stop"
+        said = look(paths)[1]
+        assert said is not None
+        assert said.state == "finished"
 
 
 def what_a_table_would_refuse_is_not_decided() -> None:

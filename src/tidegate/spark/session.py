@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -294,6 +295,12 @@ def _forget_spark() -> None:
 def _process_of(gateway: Any) -> subprocess.Popen[bytes] | None:
     """The JVM's, if this process has started it. What a gateway itself does not have, it would ask the JVM for."""
     return None if gateway is None else vars(gateway).get("proc")
+
+
+def scratch_folders(session: SparkSession) -> list[Path]:
+    """Where Spark keeps what it shuffles and spills."""
+    named = os.environ.get("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", None) or tempfile.gettempdir()
+    return [Path(folder) for folder in named.split(",")]
 
 
 class RunSession:

@@ -21,6 +21,7 @@ from tidegate.storage.files import checksum, local_path
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
+from tidegate.storage.system import reason
 
 
 class RootOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,7 +74,7 @@ def check_files(paths: RootPaths, manifest: Manifest) -> Iterator[CheckedFile]:
         except FileNotFoundError:
             damage = f"{what} is gone"
         except OSError as error:
-            raise StoreUnavailable(f"{what} cannot be read: {error.strerror}") from error
+            raise StoreUnavailable(f"{what} cannot be read: {reason(error, path)}") from error
         yield CheckedFile(name, size_bytes, damage)
 
 
@@ -124,7 +125,7 @@ class InspectedRoot:
         try:
             is_there = folder.is_dir()
         except OSError as error:
-            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {error.strerror}") from error
+            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
         if not is_there:
             raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
         self._store = Store(folder)

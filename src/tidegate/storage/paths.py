@@ -4,6 +4,7 @@
   pipeline.json                          whose root this is
   lock                                   held by the run that lives
   status.json                            what the run is doing, or how it ended
+  status.reserve                         room to say that where the disk is full
   requests/<id>.request, .answer         what a live run is asked for, and what it answered
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
@@ -53,6 +54,10 @@ class RootPaths:
     @property
     def status(self) -> Path:
         return self.root / "status.json"
+
+    @property
+    def status_reserve(self) -> Path:
+        return self.root / "status.reserve"
 
     @property
     def requests(self) -> Path:
