@@ -26,6 +26,7 @@ from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
 from tidegate.spark.tables import _last_with_rows, _moved
+from tidegate.storage.inspection import InspectedRoot
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -513,6 +514,19 @@ OWN_DEFECTS: Final = (
         "a status that cannot be written whole is not written at all: the run seems to have been killed",
         rewrite(Edit(Remote._write, "self._write_in_short(status, error)", "pass")),
         played_properties.a_run_that_cannot_write_its_status_still_says_how_it_ended,
+    ),
+    Mutant(
+        "what_the_next_run_does_is_foretold_by_the_log_alone",
+        Section.OWN,
+        "`status` says that the next run goes on from a checkpoint whose files are gone",
+        rewrite(
+            Edit(
+                InspectedRoot.outlook,
+                "health[checkpoint_id] = self.damage_of(self.find(checkpoint_id))",
+                "health[checkpoint_id] = None",
+            )
+        ),
+        played_properties.what_the_next_run_will_skip_is_not_said_to_be_gone_on_from,
     ),
     # -- stages on Spark
     Mutant(

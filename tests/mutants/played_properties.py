@@ -19,6 +19,7 @@ from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
+from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
@@ -26,7 +27,7 @@ from tidegate.spark.generation import Bounds
 from tidegate.spark.remote import Remote, look
 from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
 from tidegate.spark.tables import goes_on_from_rows, with_staged_in
-from tidegate.storage.inspection import retained_manifests
+from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.paths import RootPaths
@@ -234,6 +235,17 @@ def a_run_that_cannot_write_its_status_still_says_how_it_ended() -> None:
         said = look(paths)[1]
         assert said is not None
         assert said.state == "finished"
+
+
+def what_the_next_run_will_skip_is_not_said_to_be_gone_on_from() -> None:
+    with bounded() as pipeline:
+        for _ in range(2):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        inspected = InspectedRoot(pipeline.root.paths.root)
+        newest = inspected.manifest(inspected.retained()[-1])
+        pipeline.root.paths.absolute(newest.stages["rows"].files[-1].stored).unlink()
+        assert inspected.outlook(lambda _: SeenSinks({})).checkpoint != checkpoint_name(newest.checkpoint_id)
 
 
 def what_a_table_would_refuse_is_not_decided() -> None:

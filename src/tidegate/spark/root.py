@@ -27,6 +27,7 @@ from tidegate.protocol.recovery import (
     Restore,
     SinkFacts,
     checkpoint_name,
+    in_words,
     recover,
 )
 from tidegate.sinks.contract import Sink, SinkPlace
@@ -105,6 +106,8 @@ class Root:
                             "over",
                             self.paths.absolute(RootPaths.decision(slot)),
                         )
+                    if isinstance(decision, Restore) and decision.skipped:
+                        _log.warning("this run %s; no table shows rows past it", in_words(decision, health))
                     return log, self._base(decision, manifests, shape)
 
     def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:
