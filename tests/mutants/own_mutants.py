@@ -27,6 +27,7 @@ from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
 from tidegate.spark.tables import _last_with_rows, _moved
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.manifest import decode_manifest
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -527,6 +528,13 @@ OWN_DEFECTS: Final = (
             )
         ),
         played_properties.what_the_next_run_will_skip_is_not_said_to_be_gone_on_from,
+    ),
+    Mutant(
+        "a_manifest_may_name_any_file",
+        Section.OWN,
+        "what a manifest names as in flight is deleted when it is consumed, wherever it lies",
+        rewrite(Edit(decode_manifest, "if not RootPaths.is_inside(path):", "if False:")),
+        played_properties.a_manifest_names_nothing_outside_of_its_root,
     ),
     # -- stages on Spark
     Mutant(

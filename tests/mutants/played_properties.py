@@ -15,7 +15,8 @@ import msgspec
 
 from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
-from tidegate.errors import StageFailed
+from tests.storage.test_manifest import naming
+from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
@@ -29,7 +30,7 @@ from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_
 from tidegate.spark.tables import goes_on_from_rows, with_staged_in
 from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
 from tidegate.storage.lock import RootLock
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
 from tidegate.storage.paths import RootPaths
 
 _BOUND = 4
@@ -246,6 +247,11 @@ def what_the_next_run_will_skip_is_not_said_to_be_gone_on_from() -> None:
         newest = inspected.manifest(inspected.retained()[-1])
         pipeline.root.paths.absolute(newest.stages["rows"].files[-1].stored).unlink()
         assert inspected.outlook(lambda _: SeenSinks({})).checkpoint != checkpoint_name(newest.checkpoint_id)
+
+
+def a_manifest_names_nothing_outside_of_its_root() -> None:
+    data, sha256 = encode_manifest(naming("../../victim", "in flight"))
+    refused(DamagedCheckpoint, lambda: decode_manifest(data, sha256, "ckpt-000007.json"))
 
 
 def what_a_table_would_refuse_is_not_decided() -> None:

@@ -7,6 +7,7 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -74,11 +75,14 @@ def check_files(paths: RootPaths, manifest: Manifest, *, reads: bool = True) -> 
     flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
     it, which only the table can tell.
     """
+    folders = _Folders(paths.root)
     for what, name, size_bytes, sha256 in _referred_to(manifest):
         path = paths.absolute(name)
         damage = None
         try:
-            if path.stat().st_size != size_bytes:
+            if path.is_symlink() or not folders.are_inside(path):
+                damage = f"{what} is a link that leads elsewhere"
+            elif path.stat().st_size != size_bytes:
                 damage = f"{what} is not what it was: size differs"
             elif sha256 is not None and reads and checksum(path) != (size_bytes, sha256):
                 damage = f"{what} is not what it was: checksum differs"
@@ -87,6 +91,20 @@ def check_files(paths: RootPaths, manifest: Manifest, *, reads: bool = True) -> 
         except OSError as error:
             raise StoreUnavailable(f"{what} cannot be read: {reason(error, path)}") from error
         yield CheckedFile(name, size_bytes, damage)
+
+
+class _Folders:
+    """Whether links lead out of a root: asked of each folder once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.realpath(root))
+        self._known: dict[Path, bool] = {}
+
+    def are_inside(self, path: Path) -> bool:
+        folder = path.parent
+        if folder not in self._known:
+            self._known[folder] = Path(os.path.realpath(folder)).is_relative_to(self._root)
+        return self._known[folder]
 
 
 def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None]]:
@@ -100,6 +118,10 @@ def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None
 
 
 def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
+    if not RootPaths.is_inside(record.manifest):
+        raise DamagedCheckpoint(
+            f"the decision log names {record.manifest!r} as a manifest, which leads out of the root"
+        )
     data = store.get(record.manifest)
     if data is None:
         raise DamagedCheckpoint(f"{record.manifest} is gone")

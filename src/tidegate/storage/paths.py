@@ -24,7 +24,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tidegate.protocol.recovery import checkpoint_name
 
@@ -40,6 +40,13 @@ class RootPaths:
     IDS = "ids"
     WRITING = "writing"
     GENERATIONS = "generations"
+
+    @staticmethod
+    def is_inside(name: str) -> bool:
+        """Whether a name, taken from a folder, stays below it: as it is written, whatever links there are."""
+        path = PurePosixPath(name)
+        is_plain = path.as_posix() == name and "\0" not in name
+        return is_plain and name != "." and not path.is_absolute() and ".." not in path.parts
 
     def absolute(self, name: str) -> Path:
         return self.root / name
