@@ -158,6 +158,8 @@ def local_session(
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+        # Hadoop has a umask of its own, 022, by which it changes the mode of all that it makes.
+        .config("spark.hadoop.fs.permissions.umask-mode", f"{_umask():04o}")
     )
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
@@ -176,6 +178,13 @@ def local_session(
     accumulators: Any = session.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
     return session
+
+
+def _umask() -> int:
+    """The user's. It can be read only by setting it: what another thread makes in that instant is private."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _let_py4j_log_as_itself() -> None:

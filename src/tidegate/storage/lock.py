@@ -56,7 +56,7 @@ class RootLock:
         """Take the lock unless another process holds it. A run that took over asks until the other one is gone."""
         if self._file is not None:
             return True
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             noted = os.pwrite(handle, str(os.getpid()).encode(), 0)  # over the last one's: that fits on a full disk too
