@@ -134,11 +134,12 @@ def test_a_folder_that_is_no_root_is_refused_and_left_as_it_was(tmp_path: Path, 
 def test_a_damaged_manifest_is_listed_as_such(root: Path) -> None:
     (root / "generations" / "000001" / "manifests" / "ckpt-000004.json").write_bytes(b"{}")
     done = tidegate("checkpoints", "--root", root)
-    assert done.returncode == 0
+    assert done.returncode == 4
     assert "damaged: " in done.stdout
     one = tidegate("checkpoints", "4", "--root", root)
     assert one.returncode == 4
     assert "is not the manifest that was decided" in one.stderr
+    assert "the next run goes on from ckpt-000005" in one.stderr
 
 
 def test_a_reason_with_brackets_is_shown_as_it_is(root: Path) -> None:

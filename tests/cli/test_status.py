@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -148,7 +149,7 @@ def test_a_run_that_cannot_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
     with RootLock(root / "lock"):
         done = tidegate("checkpoint", "--root", root)
     assert done.returncode == 1
-    assert done.stderr.startswith("error: the run cannot be asked: File exists: ")
+    assert done.stderr.startswith("error: the run cannot be asked for a checkpoint: ")
     assert len(done.stderr.splitlines()) == 1
 
 
@@ -182,6 +183,28 @@ def test_a_run_that_is_killed_while_it_is_asked_is_noticed(tmp_path: Path) -> No
             wait_until(lambda: (root / "requests").exists() and bool(list((root / "requests").glob("*.request"))))
         with pytest.raises(NotRunning, match="ended before"):
             asked.result()
+
+
+def test_a_run_that_ends_when_nothing_more_fits_on_the_disk_leaves_word_all_the_same(tmp_path: Path) -> None:
+    paths = RootPaths(make_root(tmp_path, checkpoints=1))
+    in_the_way = paths.root / f".status.json.{os.getpid()}.tmp"
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(paths.root / "decisions"))
+    with RootLock(paths.lock) as lock:
+        remote = Remote(paths, "flat", lock).__enter__()
+        in_the_way.mkdir()
+        remote.restarting("the first time")
+        assert look(paths)[0] is Life.ALIVE
+        assert "restarting" in (said := tidegate("status", "--root", paths.root).stdout)
+        assert "the first time" in said
+        remote.__exit__(OSError, full, None)
+    said = tidegate("status", "--root", paths.root).stdout
+    assert "is not running: the last run failed at" in said
+    assert f"{paths.root / 'decisions'}: No space left on device (" in said
+
+    in_the_way.rmdir()
+    with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+        remote.ended_because = "it was told to stop"
+    assert "ended well" in tidegate("status", "--root", paths.root).stdout
 
 
 def test_how_the_last_run_ended_is_told(tmp_path: Path) -> None:

@@ -22,10 +22,13 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.order import in_order
 from tidegate.spark.pausing import PausableSource
+from tidegate.spark.remote import Remote
 from tidegate.spark.sources import going_on
 from tidegate.spark.stage import RunningStage
 from tidegate.spark.status import Observer
 from tidegate.spark.tables import _last_with_rows, _moved
+from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.manifest import decode_manifest
 from tidegate.testing.simulator.instance import SimulatedInstance
 from tidegate.testing.simulator.leader import SimulatedLeader
 from tidegate.testing.simulator.stage import SimulatedStage
@@ -513,6 +516,33 @@ OWN_DEFECTS: Final = (
         "a run whose table never takes an epoch restarts for ever: checkpoints are completed meanwhile",
         rewrite(Edit(Generation.__init__, "self._is_base_shown = base is None", "self._is_base_shown = True")),
         played_properties.a_run_comes_no_further_while_a_table_refuses_what_it_started_from,
+    ),
+    Mutant(
+        "a_run_that_finds_its_disk_full_leaves_no_word",
+        Section.OWN,
+        "a status that cannot be written whole is not written at all: the run seems to have been killed",
+        rewrite(Edit(Remote._write, "self._write_in_short(status, error)", "pass")),
+        played_properties.a_run_that_cannot_write_its_status_still_says_how_it_ended,
+    ),
+    Mutant(
+        "what_the_next_run_does_is_foretold_by_the_log_alone",
+        Section.OWN,
+        "`status` says that the next run goes on from a checkpoint whose files are gone",
+        rewrite(
+            Edit(
+                InspectedRoot.outlook,
+                "health[checkpoint_id] = self.damage_of(self.find(checkpoint_id))",
+                "health[checkpoint_id] = None",
+            )
+        ),
+        played_properties.what_the_next_run_will_skip_is_not_said_to_be_gone_on_from,
+    ),
+    Mutant(
+        "a_manifest_may_name_any_file",
+        Section.OWN,
+        "what a manifest names as in flight is deleted when it is consumed, wherever it lies",
+        rewrite(Edit(decode_manifest, "if not RootPaths.is_inside(path):", "if False:")),
+        played_properties.a_manifest_names_nothing_outside_of_its_root,
     ),
     # -- stages on Spark
     Mutant(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,18 +15,23 @@ import msgspec
 
 from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
-from tidegate.errors import StageFailed
+from tests.storage.test_manifest import naming
+from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
+from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Bounds
+from tidegate.spark.remote import Remote, look
 from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
 from tidegate.spark.tables import goes_on_from_rows, with_staged_in
-from tidegate.storage.inspection import retained_manifests
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
+from tidegate.storage.lock import RootLock
+from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
+from tidegate.storage.paths import RootPaths
 
 _BOUND = 4
 _ROUNDS = 500
@@ -219,6 +225,33 @@ def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
             Gate(Path(folder) / "gate", Path(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
         except ValueError as error:
             raise AssertionError("a stage that reads it can never be restored") from error
+
+
+def a_run_that_cannot_write_its_status_still_says_how_it_ended() -> None:
+    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder:
+        paths = RootPaths(Path(folder))
+        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+            (paths.root / f".status.json.{os.getpid()}.tmp").mkdir()  # as on a disk that is full
+            remote.ended_because = "it was told to stop"
+        said = look(paths)[1]
+        assert said is not None
+        assert said.state == "finished"
+
+
+def what_the_next_run_will_skip_is_not_said_to_be_gone_on_from() -> None:
+    with bounded() as pipeline:
+        for _ in range(2):
+            pipeline.one_batch_each()
+            pipeline.checkpoint()
+        inspected = InspectedRoot(pipeline.root.paths.root)
+        newest = inspected.manifest(inspected.retained()[-1])
+        pipeline.root.paths.absolute(newest.stages["rows"].files[-1].stored).unlink()
+        assert inspected.outlook(lambda _: SeenSinks({})).checkpoint != checkpoint_name(newest.checkpoint_id)
+
+
+def a_manifest_names_nothing_outside_of_its_root() -> None:
+    data, sha256 = encode_manifest(naming("../../victim", "in flight"))
+    refused(DamagedCheckpoint, lambda: decode_manifest(data, sha256, "ckpt-000007.json"))
 
 
 def what_a_table_would_refuse_is_not_decided() -> None:

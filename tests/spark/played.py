@@ -20,6 +20,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode_committable
+from tidegate.sinks.function import KINDS
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
 from tidegate.spark.generation import Bounds, Generation, Opened
 from tidegate.spark.output import batch_folder
@@ -158,7 +159,9 @@ class PlayedPipeline:
         `address`: what its manifests say that the sink writes to, if it is not what it does write to.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        self.table = CountingTable(folder / "lake" / "table")
+        # A function's rows are staged in the root.
+        is_function = address is not None and address.kind in KINDS
+        self.table = CountingTable(folder / ("root/sinks/table" if is_function else "lake/table"))
         pipeline = tg.Pipeline("flat")
 
         @pipeline.source

@@ -128,7 +128,7 @@ def test_what_is_wrong_with_the_files_of_a_query_fails_its_stage(tmp_path: Path)
         log = pipeline.played["rows"].output / "_spark_metadata" / "0"
         log.unlink()
         log.mkdir()
-        with pytest.raises(StageFailed, match=r"'rows' failed: .*Is a directory.*/output/_spark_metadata/0"):
+        with pytest.raises(StageFailed, match=r"'rows' failed: .*/output/_spark_metadata/0: Is a directory"):
             pipeline.generation.poll()
     with played(tmp_path / "rows") as pipeline:
         written = pipeline.played["rows"].run_batch()

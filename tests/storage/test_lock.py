@@ -13,7 +13,7 @@ from tidegate.storage.lock import RootLock, is_held
 
 def test_a_root_whose_lock_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "lock").mkdir()
-    with pytest.raises(NoRoot, match=f"the root {tmp_path} cannot be used: lock: Is a directory"):
+    with pytest.raises(NoRoot, match=f"the root {tmp_path} cannot be used: {tmp_path}/lock: Is a directory"):
         RootLock(tmp_path / "lock").__enter__()
 
 
@@ -23,7 +23,7 @@ def test_a_lock_that_cannot_be_written_is_not_held_afterwards(tmp_path: Path, mo
 
     path = tmp_path / "lock"
     with monkeypatch.context() as patched:
-        patched.setattr(os, "write", full)
+        patched.setattr(os, "pwrite", full)
         with pytest.raises(NoRoot, match="No space left on device"):
             RootLock(path).__enter__()
     assert not is_held(path)

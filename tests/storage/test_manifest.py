@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.aligner import InFlight
@@ -92,6 +95,60 @@ def as_json() -> dict[str, Any]:
 def test_a_manifest_comes_back_as_it_was() -> None:
     data, sha256 = encode_manifest(a_manifest())
     assert decode_manifest(data, sha256, NAME) == a_manifest()
+
+
+EVIL = [
+    "/etc/passwd",
+    "../../etc/passwd",
+    "generations/../../x",
+    "generations/../x",
+    "..",
+    ".",
+    "",
+    "./x",
+    "a//b",
+    "a/",
+]
+EVIL += ["a/./b", "\0", "a\0b", "//etc", "a/..", "../", "generations/000001/.."]
+
+
+def naming(path: str, where: str) -> Manifest:
+    """A manifest that has this path where it has one."""
+    snapshot = a_snapshot()
+    if where == "in flight":
+        segments = {
+            name: tuple(
+                msgspec.structs.replace(
+                    each, files=tuple(msgspec.structs.replace(file, path=path) for file in each.files)
+                )
+                for each in found
+            )
+            for name, found in snapshot.in_flight.items()
+        }
+        snapshot = msgspec.structs.replace(snapshot, in_flight=segments)
+    else:
+        files = tuple(msgspec.structs.replace(file, **{where: path}) for file in snapshot.files)
+        snapshot = msgspec.structs.replace(snapshot, files=files)
+    return msgspec.structs.replace(a_manifest(), stages={**a_manifest().stages, "joined": snapshot})
+
+
+@pytest.mark.parametrize("where", ["name", "stored", "in flight"])
+@pytest.mark.parametrize("path", EVIL)
+def test_a_path_that_leads_out_of_the_root_is_damage(path: str, where: str) -> None:
+    data, sha256 = encode_manifest(naming(path, where))
+    with pytest.raises(DamagedCheckpoint, match="leads outside of where it belongs"):
+        decode_manifest(data, sha256, NAME)
+
+
+@given(st.text(max_size=30) | st.lists(st.sampled_from(["..", ".", "", "/", "a", "b"])).map("/".join))
+def test_a_path_that_is_taken_stays_below_its_folder(path: str) -> None:
+    data, sha256 = encode_manifest(naming(path, "stored"))
+    try:
+        decode_manifest(data, sha256, NAME)
+    except DamagedCheckpoint:
+        return
+    folder = "/data/root/"
+    assert os.path.normpath(os.path.join(folder, path)).startswith(folder)  # noqa: PTH118 - nothing of pathlib's own
 
 
 def test_the_checksum_is_that_of_the_bytes() -> None:

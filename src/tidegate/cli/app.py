@@ -17,7 +17,8 @@ from typer.core import TyperGroup
 from tidegate import __version__
 from tidegate.cli import checkpoints, demo, graph, interrupts, run, simulate, speech, status, verify
 from tidegate.cli.exits import Exit, code_of
-from tidegate.errors import TidegateError, first_line
+from tidegate.errors import TidegateError
+from tidegate.storage.system import say, told
 
 # What typer raises of a command line that is wrong. It has no public name for it.
 _WRONG_USAGE: Final[Any] = typer.BadParameter.__base__
@@ -93,7 +94,8 @@ def main() -> None:
         _run_command(wants_json)
     except OSError as error:
         if not _stdout_is_broken():
-            raise
+            logging.getLogger("tidegate").debug("the command failed", exc_info=True)
+            _fail(told(error), Exit.FAILED)
         # What is left in the buffer would be tried again at the end, and end it with a code of Python's own.
         os.dup2(os.open(os.devnull, os.O_WRONLY), speech.stream().fileno())
         _fail(f"the answer could not be written to stdout: {error.strerror}", Exit.FAILED)
@@ -110,10 +112,10 @@ def _run_command(wants_json: bool) -> None:
             speech.say_error(sys.argv[1:], name, str(error), code, retry_helps=error.retry_helps)
         _fail(str(error), code)
     except Exception as error:
-        # Nobody has foreseen it: its trace follows on stderr.
+        # Nobody has foreseen it: its trace follows on stderr, unless it is of the system's.
         if wants_json and not (isinstance(error, OSError) and _stdout_is_broken()):
             name = type(error).__name__
-            speech.say_error(sys.argv[1:], name, first_line(error) or name, Exit.FAILED)
+            speech.say_error(sys.argv[1:], name, say(error) or name, Exit.FAILED)
         raise
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, GraphStage, NextStart, Table
+from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, GraphStage, Table
+from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
@@ -28,6 +31,9 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
     in progress. With an ID: that one stage by stage, with the position of each source in its stream and the batch at
     which each stage was cut.
 
+    Of every checkpoint the manifest is read, and its files are looked at by their sizes; `tidegate verify` reads them.
+    Exits with 4 if one is damaged, and says what the next run does.
+
     Works beside a run that is alive, and starts no Spark.
 
     Example: tidegate checkpoints --root state/orders
@@ -36,32 +42,42 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
     """
     inspected = InspectedRoot(root)
     if checkpoint is not None:
-        record = inspected.find(checkpoint)
-        manifest = inspected.manifest(record)
-        if as_json:
-            say(_in_full(root, record, manifest))
-        else:
-            _print_in_full(manifest, console())
+        _show_one(root, inspected, inspected.find(checkpoint), as_json=as_json)
         return
     listed = _listed(inspected)
+    is_damaged = any(each.state == "damaged" for each in listed)
     if as_json:
         say(
             CheckpointsAnswer(
                 root=str(root),
                 pipeline=inspected.pipeline,
-                next_start=next_start(inspected.log().newest),
+                next_start=next_start(next_run(inspected)),
                 checkpoints=tuple(listed),
             )
         )
     else:
         _print_list(inspected, listed, console())
+        if is_damaged:
+            console().print(str(next_run(inspected)), markup=False, soft_wrap=True)
+    if is_damaged:
+        raise typer.Exit(Exit.DAMAGE)
 
 
-def next_start(newest: CheckpointCompleted | None) -> NextStart:
-    """What the next run does, as far as the log alone tells."""
-    if newest is None:
-        return NextStart("fresh")
-    return NextStart("goes_on", checkpoint_name(newest.checkpoint_id))
+def _show_one(root: Path, inspected: InspectedRoot, record: CheckpointCompleted, *, as_json: bool) -> None:
+    try:
+        manifest = inspected.manifest(record)
+    except DamagedCheckpoint as damage:
+        name = checkpoint_name(record.checkpoint_id)
+        raise DamagedCheckpoint(f"{name} is damaged: {damage}; {next_run(inspected)}") from damage
+    damage_found = inspected.damage_of(record)
+    if as_json:
+        say(_in_full(root, record, manifest, damage_found))
+    else:
+        _print_in_full(manifest, console())
+    if damage_found is not None:
+        if not as_json:
+            console().print(f"damaged: {damage_found}\n{next_run(inspected)}", markup=False, soft_wrap=True)
+        raise typer.Exit(Exit.DAMAGE)
 
 
 # -- the list -------------------------------------------------------------------------------------
@@ -96,17 +112,20 @@ def _completed(
     name = checkpoint_name(record.checkpoint_id)
     try:
         found = status_in(inspected.manifest(record))
+        damage = inspected.damage_of(record)
     except UnknownCheckpoint:
         return None
-    except DamagedCheckpoint as damage:
+    except DamagedCheckpoint as damaged:
         return CheckpointStatus(
             checkpoint=name,
             state="damaged",
             aligned=record.aligned,
             generation=record.generation,
             epoch=record.epoch,
-            why=str(damage),
+            why=str(damaged),
         )
+    if damage is not None:
+        return msgspec.structs.replace(found, state="damaged", why=damage)
     is_late = name in told and told[name].state == "committing"
     return msgspec.structs.replace(found, state="committing") if is_late else found
 
@@ -156,11 +175,12 @@ def _state(checkpoint: CheckpointStatus) -> str:
 # -- one in full ----------------------------------------------------------------------------------
 
 
-def _in_full(root: Path, record: CheckpointCompleted, manifest: Manifest) -> CheckpointAnswer:
+def _in_full(root: Path, record: CheckpointCompleted, manifest: Manifest, damage: str | None) -> CheckpointAnswer:
+    checkpoint = status_in(manifest)
     return CheckpointAnswer(
         root=str(root),
         pipeline=manifest.pipeline,
-        checkpoint=status_in(manifest),
+        checkpoint=checkpoint if damage is None else msgspec.structs.replace(checkpoint, state="damaged", why=damage),
         graph=graph_of(manifest),
         source_positions={
             name: stage.source_positions for name, stage in manifest.stages.items() if stage.source_positions

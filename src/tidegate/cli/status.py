@@ -9,18 +9,17 @@ import typer
 from rich.console import Console
 
 from tidegate.cli.answers import StatusAnswer, TakenAnswer
-from tidegate.cli.checkpoints import next_start
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder
+from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_tables
 from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
 from tidegate.protocol.config import as_ms
-from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.spark.remote import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
 from tidegate.spark.status import RunStatus, as_moment
-from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.inspection import InspectedRoot, Outlook
 from tidegate.storage.lock import holder
 
 _EXITS: Final = {Life.ALIVE: Exit.FINE, Life.HANGING: Exit.HANGING, Life.STOPPED: Exit.NOT_RUNNING}
@@ -30,26 +29,28 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     """Tell whether a run is alive on a root, and what it is doing.
 
     Of a run that is alive: its stages, the checkpoint in progress, the last ones that ended. Of one that is not: how
-    it ended, and what the next run starts from. Exits with 0 if a run is alive, with 6 if none is, with 7 if one
-    holds the root but has not been heard of for 15 seconds, or for 5 minutes while it starts.
+    it ended, and what the next run starts from, or why it will refuse to. Exits with 0 if a run is alive, with 6 if
+    none is, with 4 if none is and the next one will refuse to start, with 7 if one holds the root but has not been
+    heard of for 15 seconds, or for 5 minutes while it starts.
 
     Example: tidegate status --root state/orders
     """
     inspected = InspectedRoot(root)
     life, status = look(inspected.paths)
-    newest = inspected.log().newest
+    outlook = next_run(inspected)
     if as_json:
-        say(_answer(root, inspected, life, status, newest))
+        say(_answer(root, inspected, life, status, outlook))
     elif life is Life.STOPPED:
-        _print_stopped(inspected, status, newest, console())
+        _print_stopped(inspected, status, outlook, console())
     else:
         _print_alive(inspected, life, status, console())
-    raise typer.Exit(_EXITS[life])
+    raise typer.Exit(Exit.DAMAGE if life is Life.STOPPED and outlook.is_refused else _EXITS[life])
 
 
 def _answer(
-    root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None, newest: CheckpointCompleted | None
+    root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None, outlook: Outlook
 ) -> StatusAnswer:
+    newest = inspected.log().newest
     is_held = life is not Life.STOPPED
     return StatusAnswer(
         root=str(root),
@@ -57,7 +58,7 @@ def _answer(
         life=life,
         heard_at=as_moment(last_heard_of(inspected.paths, status)) if is_held else None,
         newest_checkpoint=None if newest is None else checkpoint_name(newest.checkpoint_id),
-        next_start=next_start(newest),
+        next_start=next_start(outlook),
         run=status if not is_held or has_spoken(status) else None,
     )
 
@@ -90,14 +91,10 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
         out.print(run_tables(spoken))
 
 
-def _print_stopped(
-    inspected: InspectedRoot, status: RunStatus | None, newest: CheckpointCompleted | None, out: Console
-) -> None:
+def _print_stopped(inspected: InspectedRoot, status: RunStatus | None, outlook: Outlook, out: Console) -> None:
     out.print(f"pipeline {inspected.pipeline} is not running: {_ending(status)}", soft_wrap=True, markup=False)
-    if newest is None:
-        out.print("it has no checkpoint yet: the next run starts from the beginning")
-    else:
-        out.print(f"the next run goes on from {checkpoint_name(newest.checkpoint_id)}")
+    has_none = "" if outlook.checkpoint or outlook.is_refused else "it has no checkpoint yet: "
+    out.print(f"{has_none}{outlook}", soft_wrap=True, markup=False)
 
 
 def _ending(status: RunStatus | None) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.outlook import next_run
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, plain_table
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
@@ -22,8 +23,9 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     Manifests and the files of snapshots are read against their checksums. Files in flight are checked by their size.
     Tables, and rows that are staged for them, are not looked at.
 
-    Exits with 4 if anything is missing or is not what it was, and names each such file. Works beside a run that is
-    alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is not damaged.
+    Exits with 4 if anything is missing or is not what it was, names each such file, and says what the next run does.
+    Works beside a run that is alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is
+    not damaged.
 
     Example: tidegate verify --root state/orders
 
@@ -32,11 +34,16 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     inspected = InspectedRoot(root)
     records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
     verified = [verify(inspected, record) for record in records]
+    is_damaged = any(each.state == "damaged" for each in verified)
     if as_json:
         say(VerifyAnswer(root=str(root), pipeline=inspected.pipeline, checkpoints=tuple(verified)))
     else:
         _print(inspected, verified, console())
-    if any(each.state == "damaged" for each in verified):
+        if is_damaged:
+            found = zip(records, verified, strict=True)
+            read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found}
+            console().print(str(next_run(inspected, read)), markup=False, soft_wrap=True)
+    if is_damaged:
         raise typer.Exit(Exit.DAMAGE)
 
 

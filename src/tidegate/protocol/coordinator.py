@@ -72,13 +72,14 @@ class AbortReason(enum.Enum):
     TIMED_OUT = "timed out"
     STAGE_DECLINED = "a stage declined"
     QUORUM_FAILED = "the instances did not agree"
+    STORE_FAILED = "the store failed"
     CANCELLED = "cancelled by the user"
     SUPERSEDED = "superseded by a newer generation"
 
     @property
     def is_failure(self) -> bool:
         """Whether it counts against `tolerable_failures`."""
-        return self in (AbortReason.TIMED_OUT, AbortReason.STAGE_DECLINED, AbortReason.QUORUM_FAILED)
+        return self not in (AbortReason.CANCELLED, AbortReason.SUPERSEDED)
 
 
 class ReportAnswer(enum.Enum):

@@ -14,6 +14,8 @@ Guarantees:
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -74,6 +76,10 @@ class Refuse(msgspec.Struct, frozen=True):
 
 
 RecoveryDecision = StartFresh | StartOver | Examine | FenceSinks | Restore | Refuse
+Start = StartFresh | StartOver | Restore | Refuse
+"""What needs no more facts."""
+
+_ANEW: Final = "start the pipeline on a new root with new tables"
 
 
 def checkpoint_name(checkpoint_id: int) -> str:
@@ -84,6 +90,22 @@ def checkpoint_id_of(name: str) -> int | None:
     """`42` and `ckpt-000042` name the same checkpoint. None: it names none."""
     match = re.fullmatch(r"(?:ckpt-)?0*([1-9]\d*)", name.strip())
     return None if match is None else int(match[1])
+
+
+def in_words(start: Start, health: Mapping[int, str | None]) -> str:
+    """What a run does, or the next one will: "goes on from ckpt-000042", and the like."""
+    match start:
+        case Refuse(why, way_out):
+            return f"refuses to start: {why}. What to do: {way_out}"
+        case Restore(checkpoint, skipped):
+            passed_over = "".join(f"skips {_damaged(each, health[each])} and " for each in skipped)
+            return f"{passed_over}goes on from {checkpoint_name(checkpoint.checkpoint_id)}"
+        case _:
+            return "starts from the beginning"
+
+
+def _damaged(checkpoint_id: int, damage: str | None) -> str:
+    return f"{checkpoint_name(checkpoint_id)}, which is damaged ({damage}),"
 
 
 def recover(facts: Facts) -> RecoveryDecision:
@@ -146,7 +168,7 @@ def _from_checkpoint(facts: Facts) -> RecoveryDecision:
         return _fall_back(facts, candidate, tuple(skipped), "; ".join(damaged))
     return Refuse(
         "no retained checkpoint is intact: " + "; ".join(damaged),
-        "restore the damaged files from a backup, or restore the pipeline from a savepoint",
+        f"restore the damaged files from a backup, or {_ANEW}",
     )
 
 
@@ -157,7 +179,7 @@ def _fall_back(facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int,
         return Refuse(
             f"{damage}, and sink {past[0]!r} shows rows past {name}, the newest intact one: restoring that "
             f"alone would write these rows twice",
-            f"tidegate restore --to {name}   (rewinds the pipeline and its tables together)",
+            f"restore the damaged files from a backup, or {_ANEW}",
         )
     fence = facts.log.next_generation
     if any(record.fence < fence for record in facts.sinks.values()):

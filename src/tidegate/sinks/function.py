@@ -31,6 +31,7 @@ from tidegate.sinks.staging import (
 )
 from tidegate.storage.disk import force, sync_names
 from tidegate.storage.manifest import TableAddress
+from tidegate.storage.system import naming
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -191,7 +192,7 @@ def _write_whole(place: SinkPlace, name: str, data: bytes) -> None:
     """So that a reader sees all of it or nothing; after a loss of power too, and what it was before never again."""
     place.folder.mkdir(parents=True, exist_ok=True)
     hidden = place.folder / f".{name}.{os.getpid()}"
-    with hidden.open("wb") as file:
+    with naming(place.folder / name), hidden.open("wb") as file:
         file.write(data)
         file.flush()
         if place.fsync:

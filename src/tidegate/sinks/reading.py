@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
 from deltalake.exceptions import DeltaError
 
-from tidegate.errors import CheckpointNotVisible, SinkFailed, UnknownCheckpoint, first_line
+from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, SinkFailed, UnknownCheckpoint, first_line
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
@@ -106,7 +107,7 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
         number = checkpoint_id_of(str(checkpoint))
         if number is None:
             raise UnknownCheckpoint(f"{checkpoint!r} names no checkpoint; write 42 or {checkpoint_name(42)!r}")
-        return _tables(inspected, inspected.find(number))
+        return _named(inspected, number)
     retained = inspected.retained()
     hidden: CheckpointNotVisible | None = None
     for record in sorted(retained, key=lambda each: each.checkpoint_id, reverse=True):
@@ -117,12 +118,37 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
                 hidden = hidden or error
             except UnknownCheckpoint:
                 return read(root)  # the run has removed it meanwhile: newer ones have taken its place
+            except DamagedCheckpoint as damage:
+                raise _damaged(inspected, record.checkpoint_id, damage) from damage
     if hidden is not None:
         raise hidden
     if not retained:
         raise UnknownCheckpoint(f"{inspected.paths.root} has no checkpoint yet; a run completes one at every interval")
     names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
     raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others: {names}")
+
+
+def _named(root: InspectedRoot, checkpoint_id: int) -> TablesAt:
+    try:
+        return _tables(root, root.find(checkpoint_id))
+    except DamagedCheckpoint as damage:
+        raise _damaged(root, checkpoint_id, damage) from damage
+    except UnknownCheckpoint as unknown:
+        raise UnknownCheckpoint(f"{unknown}; {_readable(root, checkpoint_id)}") from unknown
+
+
+def _damaged(root: InspectedRoot, checkpoint_id: int, damage: DamagedCheckpoint) -> DamagedCheckpoint:
+    return DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is damaged: {damage}; {_readable(root, checkpoint_id)}")
+
+
+def _readable(root: InspectedRoot, instead_of: int) -> str:
+    """Which checkpoints can be read instead of one, for people."""
+    found: list[str] = []
+    for record in root.retained():
+        if record.checkpoint_id != instead_of:
+            with suppress(DamagedCheckpoint, UnknownCheckpoint, CheckpointNotVisible, SinkFailed):
+                found.append(_tables(root, record).checkpoint)
+    return f"what can be read: {', '.join(found)}" if found else "none can be read"
 
 
 def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:

@@ -14,6 +14,7 @@ from pyspark.logger import PySparkLogger
 
 from tidegate.errors import DataLost, StageFailed
 from tidegate.spark.sources import without_secrets
+from tidegate.storage.system import refusal_in
 
 if TYPE_CHECKING:
     from pyspark.errors import StreamingQueryException
@@ -81,6 +82,10 @@ def cause_of(error: object) -> str:
     innermost = _innermost(error)
     if innermost and not traced and innermost.partition(": ")[2] not in told:
         told = f"{told.rstrip('. ')}: {innermost}"
+    # Where the system has refused something, the causes may tell no more than what Spark was doing: the trace has it.
+    refusal = refusal_in(str(getattr(getattr(error, "_cause", None), "_stackTrace", "")))
+    if refusal is not None and refusal.rpartition(": ")[2] not in told:
+        told = f"{told} ({refusal})"
     return _shortened(without_secrets(told))
 
 

@@ -13,7 +13,8 @@ from tidegate.spark.output import remove_output
 from tidegate.spark.stage import RunningStage
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import files_under, remove_empty_folders
-from tidegate.storage.manifest import Manifest, decode_manifest
+from tidegate.storage.inspection import read_manifest
+from tidegate.storage.manifest import Manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
 
@@ -52,11 +53,8 @@ class CleanUp(msgspec.Struct):
             if record is None:
                 continue
             if manifest is None:
-                data = self.store.get(record.manifest)
-                if data is None:
-                    continue
                 try:
-                    manifest = decode_manifest(data, record.manifest_sha256, record.manifest)
+                    manifest = read_manifest(self.store, record)
                 except DamagedCheckpoint:
                     continue  # then nothing is deleted
             found[checkpoint_id] = manifest.references() | {record.manifest}

@@ -20,6 +20,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
+from tidegate.storage import files
 
 METADATA: Final = "_spark_metadata"
 _VERSION: Final = "v1"
@@ -99,9 +100,7 @@ def as_path(uri: str) -> Path:
 
 def write_whole(path: Path, lines: Iterable[str]) -> None:
     """Write a log file so that a reader sees all of it or nothing."""
-    hidden = path.with_name(f".{path.name}.tmp")
-    hidden.write_text("\n".join([_VERSION, *lines]), encoding="utf-8")
-    hidden.rename(path)
+    files.write_whole(path, "\n".join([_VERSION, *lines]).encode())
 
 
 def _read_lines(path: Path, versions: Sequence[str] = (_VERSION,)) -> list[str] | None:

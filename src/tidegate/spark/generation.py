@@ -70,6 +70,7 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
+from tidegate.storage.system import explained, say, told
 
 _log = logging.getLogger("tidegate")
 _INSTANCE = "local"
@@ -350,7 +351,7 @@ class Generation:
             reached(Step.ID_MARKED)
             self._check_still_open(self._decisions.read())
         except StoreUnavailable as error:
-            self._stop_preparing(barrier.checkpoint_id, AbortReason.STAGE_DECLINED, str(error))
+            self._stop_preparing(barrier.checkpoint_id, AbortReason.STORE_FAILED, str(error))
             return
         deadline_ms = self._now_ms + self._config.timeout_ms
         self._quorums[barrier.checkpoint_id] = Quorum(
@@ -538,7 +539,7 @@ class Generation:
             error = self._cleaning.exception()
             self._cleaning = None
             if error is not None:
-                _log.warning("cleaning up failed and is tried again after the next checkpoint: %s", error)
+                _log.warning("cleaning up failed and is tried again after the next checkpoint: %s", say(error))
 
     def _is_overdue(self, commit: _Commit) -> bool:
         return monotonic_ms() - commit.since_ms >= self._bounds.commit_ms
@@ -552,7 +553,7 @@ class Generation:
             raise TablePutBack(f"{error}; {would_fit}", error.epoch, error.next_batch)
         if error is not None:
             is_ours = isinstance(error, TidegateError)
-            why = str(error) if is_ours else f"{type(error).__name__}: {error}"
+            why = self._told_of_table(name, error)
             failures = self._commits.on_failed(name, why, self._now_ms)
             # Where a function of the user's own failed is seen in the trace alone.
             is_users = self.sinks[name].table.kind in function.KINDS or not isinstance(error, OSError)
@@ -562,6 +563,7 @@ class Generation:
             )
             if failures >= _SINK_TRIES:
                 if is_ours:
+                    error.args = (why,)
                     raise error
                 raise CheckpointsFailed(f"sink {name!r} could not be committed: {why}") from error
             return
@@ -578,6 +580,14 @@ class Generation:
         with suppress(CheckpointError):  # the one that was restored is not this coordinator's
             self.coordinator.on_sinks_committed(checkpoint_id)
         self._clean_up(checkpoint_id)
+
+    def _told_of_table(self, name: str, error: BaseException) -> str:
+        """Why a commit failed. What a database says of its disk is of another machine's, perhaps."""
+        if isinstance(error, OSError):
+            return told(error)
+        why = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+        table = self.sinks[name].table
+        return explained(why, [Path(table.address), self._paths.root]) if table.kind == "delta" else why
 
     def _clean_up(self, checkpoint_id: int) -> None:
         if self._cleaning is not None:

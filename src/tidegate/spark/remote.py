@@ -1,6 +1,7 @@
 """What a live run tells, and is told, through files in its root: from another terminal, without a port.
 
     status.json               what the run is doing, written whole once a second, and once more when it ends
+    status.reserve            the same in short, written in place where that one cannot be written: on a full disk
     requests/<id>.request     somebody asks for a checkpoint now
     requests/<id>.answer      what became of it; the asker removes both
 
@@ -29,9 +30,10 @@ import msgspec
 from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
 from tidegate.protocol.coordinator import Phase
 from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, status_of
-from tidegate.storage.files import write_whole
+from tidegate.storage.files import overwrite, write_whole
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.system import say, told
 
 if TYPE_CHECKING:
     from tidegate.spark.generation import Generation
@@ -46,6 +48,10 @@ _ASK_EVERY_S: Final = 0.05
 _STALE_AFTER_S: Final = 15.0
 # It writes nothing while it starts: Spark, its packages and the files of a checkpoint take their time.
 _STALE_WHILE_STARTING_S: Final = 300.0
+
+# Enough for a status without its stages, whatever the reason in it is made of.
+_RESERVE_BYTES: Final = 8192
+_LONGEST_REASON: Final = 1000
 
 _REQUEST: Final = ".request"
 _ANSWER: Final = ".answer"
@@ -78,10 +84,12 @@ class Remote:
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0
         self._answered: dict[str, float] = {}
+        self._is_written = True
         self.ended_because: str | None = None
 
     def __enter__(self) -> Self:
         _remove(*_files_in(self._paths.requests))  # of a run that is dead; an asker who is not asks again
+        self._make_reserve()
         self._write(self._observer.status)
         return self
 
@@ -93,7 +101,7 @@ class Remote:
         elif isinstance(error, KeyboardInterrupt):
             last = self._observer.note("interrupted", str(error) or "stopped while it was starting")
         else:
-            last = self._observer.note("failed", str(error) or type(error).__name__)
+            last = self._observer.note("failed", say(error) or type(error).__name__)
         for names in (self._waiting, *self._begun.values()):
             for name in names:
                 self._answer(name, Answer("refused", why="the run has ended"))
@@ -130,8 +138,40 @@ class Remote:
             return  # another run took over: what it says counts
         try:
             write_whole(self._paths.status, msgspec.json.encode(status))
+            self._is_written = True
         except OSError as error:
-            _log.debug("could not write %s: %s", self._paths.status, error)
+            self._write_in_short(status, error)
+
+    def _make_reserve(self) -> None:
+        """Blank, of blocks that are there. One that an earlier run has made is kept: the disk may be full by now."""
+        reserve, blank = self._paths.status_reserve, b" " * _RESERVE_BYTES
+        try:
+            if reserve.exists() and reserve.stat().st_size == _RESERVE_BYTES:
+                overwrite(reserve, blank)
+            else:
+                write_whole(reserve, blank)
+        except OSError as error:
+            _log.debug("could not make %s", told(error, reserve))
+
+    def _write_in_short(self, status: RunStatus, error: OSError) -> None:
+        """In the reserve: else a run that has failed would seem to have been killed, and one that lives to hang."""
+        why = f"what it does cannot be written down: {told(error, self._paths.status)}"
+        if (
+            self._is_written and self._paths.root.exists()
+        ):  # said once; and a run that has made nothing removes its root
+            _log.warning("%s; the run goes on", why)
+        self._is_written = False
+        why = why if status.why is None else status.why
+        short = msgspec.structs.replace(status, why=why[:_LONGEST_REASON], stages={}, in_progress=(), checkpoints=())
+        data = msgspec.json.encode(short)
+        try:
+            overwrite(self._paths.status_reserve, data.ljust(_RESERVE_BYTES))
+        except OSError as reserve_error:
+            # A file system that writes nothing in place has room when it is gone.
+            _log.debug("could not write %s", told(reserve_error, self._paths.status_reserve))
+            _remove(self._paths.status_reserve)
+            with suppress(OSError):
+                write_whole(self._paths.status, data)
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -192,7 +232,7 @@ class Remote:
         try:
             write_whole(self._paths.requests / f"{name}{_ANSWER}", msgspec.json.encode(answer))
         except OSError as error:
-            _log.debug("could not answer request %s: %s", name, error)
+            _log.warning("a request for a checkpoint could not be answered: %s", told(error))
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -220,8 +260,15 @@ class Life(enum.Enum):
 
 def read_status(paths: RootPaths) -> RunStatus | None:
     """What the last run said last; None if nothing, or if it cannot be understood: of another version, or damaged."""
+    # In the reserve first: of two that were written within a millisecond, that one came later.
+    found = [_status_in(path) for path in (paths.status_reserve, paths.status)]
+    said = [status for status in found if status is not None]
+    return max(said, key=lambda status: datetime.fromisoformat(status.updated_at), default=None)
+
+
+def _status_in(path: Path) -> RunStatus | None:
     try:
-        status = msgspec.json.decode(paths.status.read_bytes(), type=RunStatus)
+        status = msgspec.json.decode(path.read_bytes(), type=RunStatus)
         times = [datetime.fromisoformat(moment) for moment in (status.started_at, status.updated_at)]
     except (OSError, ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
         return None
@@ -286,9 +333,7 @@ def _make_request(request: Path) -> None:
             request.parent.mkdir(exist_ok=True)
             write_whole(request, b"{}")
     except OSError as error:
-        raise RequestFailed(
-            f"the run cannot be asked: {error.strerror}: {request.parent} must be a folder that you may write"
-        ) from error
+        raise RequestFailed(f"the run cannot be asked for a checkpoint: {told(error, request.parent)}") from error
 
 
 def _taken(answer: Answer) -> CheckpointStatus:

@@ -27,9 +27,10 @@ from tidegate.protocol.recovery import (
     Restore,
     SinkFacts,
     checkpoint_name,
+    in_words,
     recover,
 )
-from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.sinks.contract import FileSink, Sink, SinkPlace, decode_committable
 from tidegate.spark.generation import Opened
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
@@ -92,6 +93,7 @@ class Root:
                 case Examine(checkpoint_id):
                     try:
                         manifests[checkpoint_id] = examine(self.store, self.paths, log, checkpoint_id)
+                        check_staged(manifests[checkpoint_id], sinks)
                         health[checkpoint_id] = None
                     except DamagedCheckpoint as damage:
                         if self.decisions.read().next_slot == log.next_slot:
@@ -105,6 +107,8 @@ class Root:
                             "over",
                             self.paths.absolute(RootPaths.decision(slot)),
                         )
+                    if isinstance(decision, Restore) and decision.skipped:
+                        _log.warning("this run %s; no table shows rows past it", in_words(decision, health))
                     return log, self._base(decision, manifests, shape)
 
     def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:
@@ -176,6 +180,26 @@ class Root:
                     f"was changed"
                 ) from error
         return facts
+
+
+def check_staged(manifest: Manifest, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> None:
+    """What a sink has staged lies where it stages, or its table was then: it is linked and, once shown, deleted."""
+    for name, (sink, place) in sinks.items():
+        stage, shape = manifest.stages.get(name), manifest.shape.get(name)
+        if stage is None or shape is None or stage.committable is None:
+            continue
+        folders = [place.folder]
+        if isinstance(sink, FileSink):
+            folders.append(sink.staging_folder(place, manifest.generation).parent)
+        if shape.table is not None and shape.table.kind == "delta":
+            folders.append(Path(shape.table.address))
+        try:
+            staged = decode_committable(stage.committable).files
+        except msgspec.MsgspecError as error:
+            raise DamagedCheckpoint(f"what sink {name!r} has sealed cannot be read: {error}") from error
+        for path in (Path(file.path) for file in staged):
+            if ".." in path.parts or not any(path.is_relative_to(folder) for folder in folders):
+                raise DamagedCheckpoint(f"{path}, staged for sink {name!r}, is not where that stages: {folders[-1]}")
 
 
 def check_shape(manifest: Manifest, shape: Mapping[str, StageShape]) -> None:

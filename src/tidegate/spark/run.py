@@ -41,13 +41,13 @@ from tidegate.errors import (
     StoreUnavailable,
     Superseded,
     TablePutBack,
-    first_line,
 )
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
+from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
@@ -61,7 +61,7 @@ from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources
 from tidegate.spark.rounds import Rounds
-from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
+from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session, scratch_folders
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus
@@ -71,6 +71,7 @@ from tidegate.spark.watch import TopicWatch
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
+from tidegate.storage.system import explained, told
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -293,7 +294,10 @@ class _Run:
     def start_spark(self) -> SparkSession:
         """Spark's session, which is started if it is not there or no longer."""
         self._stop.is_starting = True
-        session = self._spark.started()
+        try:
+            session = self._spark.started()
+        except OSError as error:
+            raise StoreUnavailable(f"Spark could not be started: {told(error)}") from error
         self._stop.is_starting = False
         return session
 
@@ -322,6 +326,7 @@ class _Run:
                     failures = 0  # it has come further: this is another failure, not the same again
                 failures += 1
                 if failures > self._options.restarts or self._stop.wanted:
+                    self._tell_next(failures)
                     raise
                 first_ms = as_ms("restart_pause", self._options.restart_pause)
                 pause_s = RetryPause(first_ms, _LONGEST_PAUSE_MS).after(failures) / 1000
@@ -337,6 +342,16 @@ class _Run:
             if self._stop.wait(pause_s):
                 raise failure
 
+    def _tell_next(self, failures: int) -> None:
+        with suppress(StoreUnavailable):
+            newest = self._root.decisions.read().newest
+            goes_on = (
+                "starts from the beginning"
+                if newest is None
+                else f"goes on from {checkpoint_name(newest.checkpoint_id)}"
+            )
+            _log.error("given up after %d failures in a row; the next run %s", failures, goes_on)
+
     def _told(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do it. What fails beneath it, in files or in Spark's process, is told as a failure like others."""
         try:
@@ -348,8 +363,17 @@ class _Run:
         except Exception as error:
             self._spark.check(error)
             if isinstance(error, OSError):
-                raise StoreUnavailable(f"what the run keeps in files cannot be used: {first_line(error)}") from error
+                raise StoreUnavailable(f"what the run keeps in files cannot be used: {told(error)}") from error
+            if isinstance(error, StageFailed | SinkFailed):
+                error.args = (explained(str(error), self._folders()),)
             raise
+
+    def _folders(self) -> Iterator[Path]:
+        """Where the run and its tables write, and Spark beside them."""
+        yield self._root.paths.root
+        tables = [each.sink.table for each in self._definitions if each.sink is not None]
+        yield from (Path(table.address) for table in tables if table.kind == "delta")
+        yield from scratch_folders(self._spark.started())
 
     def _check_not_superseded(self) -> DecisionLog:
         log = self._root.decisions.read()

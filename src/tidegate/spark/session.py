@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -157,6 +158,8 @@ def local_session(
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+        # Hadoop has a umask of its own, 022, by which it changes the mode of all that it makes.
+        .config("spark.hadoop.fs.permissions.umask-mode", f"{_umask():04o}")
     )
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
@@ -175,6 +178,13 @@ def local_session(
     accumulators: Any = session.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
     return session
+
+
+def _umask() -> int:
+    """The user's. It can be read only by setting it: what another thread makes in that instant is private."""
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return umask
 
 
 def _let_py4j_log_as_itself() -> None:
@@ -294,6 +304,12 @@ def _forget_spark() -> None:
 def _process_of(gateway: Any) -> subprocess.Popen[bytes] | None:
     """The JVM's, if this process has started it. What a gateway itself does not have, it would ask the JVM for."""
     return None if gateway is None else vars(gateway).get("proc")
+
+
+def scratch_folders(session: SparkSession) -> list[Path]:
+    """Where Spark keeps what it shuffles and spills."""
+    named = os.environ.get("SPARK_LOCAL_DIRS") or session.conf.get("spark.local.dir", None) or tempfile.gettempdir()
+    return [Path(folder) for folder in named.split(",")]
 
 
 class RunSession:

@@ -251,7 +251,7 @@ def _restore_file(name: str, source: Path, checkpoint: Path, stage: str) -> None
         text = source.read_text(encoding="utf-8")
         old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(-\d+)?(?=/)')
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(old.sub(checkpoint.as_posix(), text), encoding="utf-8")
+        write_whole(target, old.sub(checkpoint.as_posix(), text).encode())
     else:
         link(source, target)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
-from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed, first_line
+from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -73,6 +73,7 @@ from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
 from tidegate.storage.paths import RootPaths, attempt_of
+from tidegate.storage.system import say, told
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -156,7 +157,7 @@ def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable
         try:
             return act(stage, *args, **kwargs)
         except (DamagedCheckpoint, OSError) as error:
-            raise StageFailed(stage.name, first_line(error)) from error
+            raise StageFailed(stage.name, say(error)) from error
 
     return acting
 
@@ -670,7 +671,8 @@ class RunningStage:
                 # The next checkpoint would name the same files: only from the last one on all of them are whole.
                 raise StageFailed(
                     self.name,
-                    f"its files could not be forced to the disk: {error}; look at the disk, or do without: --no-fsync",
+                    f"its files could not be forced to the disk: {told(error)}; look at the disk, or do without: "
+                    f"--no-fsync",
                 )
             if error is not None:
                 del self._parts[checkpoint_id]
@@ -678,7 +680,7 @@ class RunningStage:
                     raise error  # the next checkpoint would meet the same rows
                 what = "the snapshot could not be stored" if part.checked is None else "its rows could not be checked"
                 self._decline(
-                    self.name, checkpoint_id, str(error) if isinstance(error, SinkFailed) else f"{what}: {error}"
+                    self.name, checkpoint_id, str(error) if isinstance(error, SinkFailed) else f"{what}: {say(error)}"
                 )
                 continue
             snapshot = self._snapshot_of(part)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from tidegate.errors import StoreUnavailable
 from tidegate.protocol.decision_log import (
     ClaimAnswer,
@@ -42,16 +40,21 @@ class StoredDecisions:
             # Runs without fsync may have written these, and what follows a torn record cannot be read.
             self._store.sync(self._store.list(RootPaths.DECISIONS))
         name = RootPaths.decision(proposed.slot)
+        failure: StoreUnavailable | None = None
         for _ in range(_CLAIM_TRIES):
             is_on_disk = False
-            with suppress(StoreUnavailable):
+            try:
                 is_on_disk = self._store.create(name, encode_decision(proposed))
+            except StoreUnavailable as error:
+                failure = error  # it may have been written all the same
             log = self.read()
             answer = judge_claim(proposed, log)
             if answer is ClaimAnswer.WON and not is_on_disk:
                 self._store.sync([name])  # an attempt that failed has written it, perhaps not to the disk
             if answer is not ClaimAnswer.RETRY:
                 return answer, log
+        if failure is not None:
+            raise StoreUnavailable(f"{failure} (tried {_CLAIM_TRIES} times)") from failure
         raise StoreUnavailable(f"slot {proposed.slot} of the decision log could not be claimed in {_CLAIM_TRIES} tries")
 
     def trim(self, log: DecisionLog) -> None:

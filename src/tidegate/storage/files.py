@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
 import shutil
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import unquote
 
 from tidegate.errors import InvalidConfig
 from tidegate.storage.disk import sync
+from tidegate.storage.system import naming
 
 # One slash is enough: a Path has lost the second one.
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 _LOCAL: Final = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.DOTALL | re.IGNORECASE)
+# What file systems say that have no hard links, or none here, or no more of this file.
+_WITHOUT_LINKS: Final = frozenset(
+    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
+)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -51,13 +58,16 @@ def link(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, target)
-    except FileNotFoundError:
-        raise
-    except OSError:
+    except FileExistsError:
+        return
+    except OSError as error:
+        if error.errno not in _WITHOUT_LINKS:
+            raise
         partial = target.with_name(f".{target.name}.copying")
-        shutil.copy2(source, partial)
-        sync([partial])  # else a loss of power could leave a target that exists and is not whole
-        partial.rename(target)
+        with _removed_if_it_fails(partial), naming(target):
+            shutil.copy2(source, partial)
+            sync([partial])  # else a loss of power could leave a target that exists and is not whole
+            partial.rename(target)
 
 
 def files_under(folder: Path) -> list[Path]:
@@ -75,8 +85,26 @@ def remove_empty_folders(folder: Path) -> None:
 def write_whole(path: Path, data: bytes) -> None:
     """So that a reader sees all of it or nothing."""
     hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    hidden.write_bytes(data)
-    hidden.rename(path)
+    with _removed_if_it_fails(hidden), naming(path):
+        hidden.write_bytes(data)
+        hidden.rename(path)
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    """In place, as much as the file holds: that takes no space, so that it works on a disk that is full too."""
+    with naming(path), path.open("r+b", buffering=0) as file:
+        file.write(data)
+
+
+@contextmanager
+def _removed_if_it_fails(path: Path) -> Iterator[None]:
+    """Half a file, on a disk that is full, would take the place of what is to be written next."""
+    try:
+        yield
+    except OSError:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
 
 
 def checksum(path: Path) -> tuple[int, str]:

@@ -7,7 +7,8 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -15,12 +16,24 @@ import msgspec
 
 from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.recovery import (
+    Examine,
+    Facts,
+    FenceSinks,
+    Refuse,
+    Restore,
+    SinkFacts,
+    Start,
+    checkpoint_name,
+    in_words,
+    recover,
+)
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import checksum, local_path
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
+from tidegate.storage.system import reason
 
 
 class RootOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,26 +68,43 @@ class CheckedFile(msgspec.Struct, frozen=True):
     damage: str | None
 
 
-def check_files(paths: RootPaths, manifest: Manifest) -> Iterator[CheckedFile]:
+def check_files(paths: RootPaths, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
     """Check every file in the root that a checkpoint refers to against what its manifest says of it.
 
-    Files of snapshots are read against their checksums. Of files in flight the manifest has the size only. What a sink
-    has sealed is not looked at: it is removed once the table shows it, which only the table can tell.
+    Files of snapshots are read against their checksums, unless `reads` says to leave it at their sizes. Of files in
+    flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
+    it, which only the table can tell.
     """
+    folders = _Folders(paths.root)
     for what, name, size_bytes, sha256 in _referred_to(manifest):
         path = paths.absolute(name)
         damage = None
         try:
-            if sha256 is None:
-                if path.stat().st_size != size_bytes:
-                    damage = f"{what} is not what it was: size differs"
-            elif checksum(path) != (size_bytes, sha256):
+            if path.is_symlink() or not folders.are_inside(path):
+                damage = f"{what} is a link that leads elsewhere"
+            elif path.stat().st_size != size_bytes:
+                damage = f"{what} is not what it was: size differs"
+            elif sha256 is not None and reads and checksum(path) != (size_bytes, sha256):
                 damage = f"{what} is not what it was: checksum differs"
         except FileNotFoundError:
             damage = f"{what} is gone"
         except OSError as error:
-            raise StoreUnavailable(f"{what} cannot be read: {error.strerror}") from error
+            raise StoreUnavailable(f"{what} cannot be read: {reason(error, path)}") from error
         yield CheckedFile(name, size_bytes, damage)
+
+
+class _Folders:
+    """Whether links lead out of a root: asked of each folder once."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = Path(os.path.realpath(root))
+        self._known: dict[Path, bool] = {}
+
+    def are_inside(self, path: Path) -> bool:
+        folder = path.parent
+        if folder not in self._known:
+            self._known[folder] = Path(os.path.realpath(folder)).is_relative_to(self._root)
+        return self._known[folder]
 
 
 def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None]]:
@@ -88,6 +118,10 @@ def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None
 
 
 def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
+    if not RootPaths.is_inside(record.manifest):
+        raise DamagedCheckpoint(
+            f"the decision log names {record.manifest!r} as a manifest, which leads out of the root"
+        )
     data = store.get(record.manifest)
     if data is None:
         raise DamagedCheckpoint(f"{record.manifest} is gone")
@@ -115,6 +149,49 @@ def examine(store: Store, paths: RootPaths, log: DecisionLog, checkpoint_id: int
     return manifest
 
 
+class SeenSinks(msgspec.Struct, frozen=True):
+    """What the tables of a pipeline say of themselves. `unseen`: the sinks that only a run can ask."""
+
+    facts: dict[str, SinkFacts]
+    unseen: tuple[str, ...] = ()
+
+    def fenced(self, generation: int) -> SeenSinks:
+        """As they will be when a run has fenced them."""
+        facts = {name: msgspec.structs.replace(each, fence=generation) for name, each in self.facts.items()}
+        return SeenSinks(facts, self.unseen)
+
+
+class Outlook(msgspec.Struct, frozen=True):
+    """What the next run does, as far as it can be seen from outside. `health` is of the checkpoints that it depends on;
+    `unseen` are the sinks whose tables it depends on and that were not asked; `read` are the checkpoints whose files
+    were read, not only looked at."""
+
+    start: Start
+    health: dict[int, str | None]
+    unseen: tuple[str, ...] = ()
+    read: frozenset[int] = frozenset()
+
+    @property
+    def is_refused(self) -> bool:
+        return isinstance(self.start, Refuse)
+
+    @property
+    def checkpoint(self) -> str | None:
+        """The one that it goes on from."""
+        return checkpoint_name(self.start.checkpoint.checkpoint_id) if isinstance(self.start, Restore) else None
+
+    def __str__(self) -> str:
+        said = f"the next run {in_words(self.start, self.health)}"
+        if not isinstance(self.start, Restore):
+            return said
+        if self.unseen:
+            sinks = ", ".join(map(repr, self.unseen))
+            said += f", if the table of {sinks} shows no rows past it, which is asked at its start; else it refuses"
+        if self.start.checkpoint.checkpoint_id not in self.read:
+            said += " (whose files are there, by their sizes; `tidegate verify` reads them)"
+        return said
+
+
 class InspectedRoot:
     """A root, seen from outside the run that may be alive on it."""
 
@@ -124,7 +201,7 @@ class InspectedRoot:
         try:
             is_there = folder.is_dir()
         except OSError as error:
-            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {error.strerror}") from error
+            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
         if not is_there:
             raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
         self._store = Store(folder)
@@ -135,6 +212,7 @@ class InspectedRoot:
                 f"that was given to `tidegate run`"
             )
         self.pipeline = owner.pipeline
+        self.id = owner.root_id
         self._decisions = StoredDecisions(self._store)
 
     def log(self) -> DecisionLog:
@@ -161,6 +239,49 @@ class InspectedRoot:
 
     def is_retained(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self.log().retained
+
+    def damage_of(self, record: CheckpointCompleted, *, reads: bool = False) -> str | None:
+        """What is first found to be wrong with a checkpoint: of its manifest and, by their sizes or as they are read,
+        its files. One that the run has removed meanwhile is unknown by now."""
+        try:
+            manifest = self.manifest(record)
+        except DamagedCheckpoint as damaged:
+            return str(damaged)
+        found = (file.damage for file in check_files(self.paths, manifest, reads=reads))
+        damage = next((each for each in found if each is not None), None)
+        if damage is not None:
+            self.find(record.checkpoint_id)  # asked after the damage was seen
+        return damage
+
+    def outlook(
+        self, look_at_sinks: Callable[[Manifest], SeenSinks], known: Mapping[int, str | None] | None = None
+    ) -> Outlook:
+        """What the next run does: decided as it will decide it, by what can be seen without claiming anything.
+
+        Tables are asked only where a damaged checkpoint would be skipped: else it does not depend on them, unless the
+        log has lost records. `known` is the health of checkpoints whose files were read; others are examined here, by
+        the sizes of their files.
+        """
+        health = dict(known or {})
+        seen: SeenSinks | None = None
+        while True:
+            log = self.log()
+            decision = recover(Facts(log, {} if seen is None else seen.facts, health))
+            match decision:
+                case Examine(checkpoint_id):
+                    with suppress(UnknownCheckpoint):  # removed meanwhile: there are newer ones
+                        health[checkpoint_id] = self.damage_of(self.find(checkpoint_id))
+                case FenceSinks(generation):
+                    assert seen is not None
+                    seen = seen.fenced(generation)
+                case Restore(checkpoint, skipped) if skipped and seen is None:
+                    try:
+                        seen = look_at_sinks(self.manifest(checkpoint))
+                    except (DamagedCheckpoint, UnknownCheckpoint):
+                        health.pop(checkpoint.checkpoint_id, None)
+                case _:
+                    read = frozenset(known or ())
+                    return Outlook(decision, health, () if seen is None else seen.unseen, read)
 
     def find(self, checkpoint_id: int) -> CheckpointCompleted:
         retained = self.retained()

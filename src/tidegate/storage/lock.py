@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import time
@@ -10,10 +11,12 @@ from types import TracebackType
 from typing import Final, Self
 
 from tidegate.errors import NoRoot, RootInUse, StoreUnavailable
+from tidegate.storage.system import told
 
 # Whoever asks whether the lock is held holds it for an instant: that must not make a run fail that is starting.
 _PATIENCE_S: Final = 0.3
 _PAUSE_S: Final = 0.01
+_WITHOUT_LOCKS: Final = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP})
 
 
 class RootLock:
@@ -28,7 +31,7 @@ class RootLock:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise NoRoot(f"the root {self._path.parent} cannot be a folder: {error}") from error
+            raise NoRoot(f"the root {self._path.parent} cannot be a folder: {told(error)}") from error
         deadline = time.monotonic() + _PATIENCE_S
         while not self._is_taken():
             if time.monotonic() < deadline:
@@ -46,20 +49,18 @@ class RootLock:
         try:
             return self.take_if_free()
         except OSError as error:
-            raise NoRoot(
-                f"the root {self._path.parent} cannot be used: {self._path.name}: {error.strerror}; it must be a "
-                f"folder that you may write, on a file system with locks"
-            ) from error
+            lacks = "" if error.errno not in _WITHOUT_LOCKS else "; a root must be on a file system with locks"
+            raise NoRoot(f"the root {self._path.parent} cannot be used: {told(error, self._path)}{lacks}") from error
 
     def take_if_free(self) -> bool:
         """Take the lock unless another process holds it. A run that took over asks until the other one is gone."""
         if self._file is not None:
             return True
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(handle, 0)
-            os.write(handle, str(os.getpid()).encode())
+            noted = os.pwrite(handle, str(os.getpid()).encode(), 0)  # over the last one's: that fits on a full disk too
+            os.ftruncate(handle, noted)
         except BlockingIOError:
             os.close(handle)
             return False
@@ -98,5 +99,5 @@ def is_held(path: Path) -> bool:
     except BlockingIOError:
         return True
     except OSError as error:
-        raise StoreUnavailable(f"whether a run is alive cannot be told: {path}: {error.strerror}") from error
+        raise StoreUnavailable(f"whether a run is alive cannot be told: {told(error, path)}") from error
     return False

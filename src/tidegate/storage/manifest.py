@@ -7,6 +7,7 @@ whose bytes are not those that the decision log's record names.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import msgspec
@@ -15,6 +16,7 @@ from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.aligner import InFlight
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Segment
+from tidegate.storage.paths import RootPaths
 
 FORMAT: Final = 1
 
@@ -157,6 +159,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             ]
         )
 
+    def paths(self) -> Iterator[str]:
+        """Every path that is taken from the root, or from a folder in it: to be read, linked to or deleted."""
+        yield from self.references()
+        for stage in self.stages.values():
+            yield from (file.name for file in stage.files)
+
     @property
     def new_bytes(self) -> int:
         return sum(stage.new_bytes for stage in self.stages.values())
@@ -202,6 +210,11 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
         manifest: Manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
+    for path in manifest.paths():
+        if not RootPaths.is_inside(path):
+            raise DamagedCheckpoint(
+                f"{name} names {path!r}, which leads outside of where it belongs: nothing of it is used"
+            )
     return manifest
 
 

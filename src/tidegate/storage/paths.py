@@ -4,6 +4,7 @@
   pipeline.json                          whose root this is
   lock                                   held by the run that lives
   status.json                            what the run is doing, or how it ended
+  status.reserve                         room to say that where the disk is full
   requests/<id>.request, .answer         what a live run is asked for, and what it answered
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
@@ -23,7 +24,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from tidegate.protocol.recovery import checkpoint_name
 
@@ -40,6 +41,13 @@ class RootPaths:
     WRITING = "writing"
     GENERATIONS = "generations"
 
+    @staticmethod
+    def is_inside(name: str) -> bool:
+        """Whether a name, taken from a folder, stays below it: as it is written, whatever links there are."""
+        path = PurePosixPath(name)
+        is_plain = path.as_posix() == name and "\0" not in name
+        return is_plain and name != "." and not path.is_absolute() and ".." not in path.parts
+
     def absolute(self, name: str) -> Path:
         return self.root / name
 
@@ -53,6 +61,10 @@ class RootPaths:
     @property
     def status(self) -> Path:
         return self.root / "status.json"
+
+    @property
+    def status_reserve(self) -> Path:
+        return self.root / "status.reserve"
 
     @property
     def requests(self) -> Path:

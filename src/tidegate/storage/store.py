@@ -23,6 +23,7 @@ from obstore.store import LocalStore
 from tidegate.errors import StoreUnavailable, first_line
 from tidegate.storage.disk import force, sync, sync_names
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.system import explained, naming, reason, told
 
 
 class Store:
@@ -40,7 +41,7 @@ class Store:
             root.mkdir(parents=True, exist_ok=True)
             self._store = LocalStore(str(root))
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"{root} cannot be used as a folder: {first_line(error)}") from error
+            raise StoreUnavailable(f"{root} cannot be used as a folder: {self._reason(error, '')}") from error
 
     def create(self, name: str, data: bytes) -> bool:
         """Write it if there is none of that name. Tells whether it did."""
@@ -53,7 +54,7 @@ class Store:
                     return False
             self._sync_name(target)
         except OSError as error:
-            raise StoreUnavailable(f"could not create {name}: {first_line(error)}") from error
+            raise StoreUnavailable(f"could not create {name}: {reason(error, target)}") from error
         return True
 
     def put(self, name: str, data: bytes) -> None:
@@ -63,7 +64,7 @@ class Store:
                 hidden.replace(target)
             self._sync_name(target)
         except OSError as error:
-            raise StoreUnavailable(f"could not write {name}: {first_line(error)}") from error
+            raise StoreUnavailable(f"could not write {name}: {reason(error, target)}") from error
 
     @contextmanager
     def _written(self, target: Path, data: bytes) -> Iterator[Path]:
@@ -75,7 +76,7 @@ class Store:
                 folder.mkdir(parents=True, exist_ok=True)
         hidden = writing / uuid.uuid4().hex
         try:
-            with hidden.open("xb") as file:
+            with naming(target), hidden.open("xb") as file:
                 file.write(data)
                 file.flush()
                 if self.fsync and data:
@@ -83,6 +84,11 @@ class Store:
             yield hidden
         finally:
             hidden.unlink(missing_ok=True)
+
+    def _reason(self, error: Exception, name: str) -> str:
+        """obstore passes on what the system says in a text of its own."""
+        at = self._root / name
+        return reason(error, at) if isinstance(error, OSError) else explained(first_line(error), [at])
 
     def _sync_name(self, target: Path) -> None:
         if self.fsync:
@@ -95,12 +101,15 @@ class Store:
         try:
             sync([self._root / name for name in names], missing_ok=True)
         except OSError as error:
-            raise StoreUnavailable(f"what is in {self._root} cannot be forced to the disk: {error}") from error
+            raise StoreUnavailable(f"what is in {self._root} cannot be forced to the disk: {told(error)}") from error
 
     def forget_unwritten(self) -> None:
         """Remove what runs that were killed have left half written. One that is alive writes it again."""
         for path in (self._root / RootPaths.WRITING).glob("*"):
-            path.unlink(missing_ok=True)
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise StoreUnavailable(f"could not remove {told(error, path)}") from error
 
     def get(self, name: str) -> bytes | None:
         """Its content, or None if there is none of that name."""
@@ -109,14 +118,14 @@ class Store:
         except FileNotFoundError:
             return None
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not read {name}: {first_line(error)}") from error
+            raise StoreUnavailable(f"could not read {name}: {self._reason(error, name)}") from error
 
     def list(self, folder: str) -> list[str]:
         """The names of all objects under a folder, at any depth."""
         try:
             found = [str(item["path"]) for chunk in obstore.list(self._store, prefix=folder) for item in chunk]
         except (BaseError, OSError) as error:
-            raise StoreUnavailable(f"could not list {folder}: {first_line(error)}") from error
+            raise StoreUnavailable(f"could not list {folder}: {self._reason(error, folder)}") from error
         return sorted(found)
 
     def delete(self, names: Iterable[str]) -> None:
@@ -127,4 +136,4 @@ class Store:
             except FileNotFoundError:
                 continue
             except (BaseError, OSError) as error:
-                raise StoreUnavailable(f"could not delete {name}: {first_line(error)}") from error
+                raise StoreUnavailable(f"could not delete {name}: {self._reason(error, name)}") from error

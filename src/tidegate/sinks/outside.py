@@ -1,0 +1,40 @@
+"""What the sinks of a pipeline show, asked from outside: without Spark, and without a pipeline's file.
+
+Delta tables and functions can be asked by what a manifest knows of them. A database cannot: its credentials are in the
+pipeline alone.
+"""
+
+from __future__ import annotations
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks import function
+from tidegate.sinks.contract import SinkPlace
+from tidegate.sinks.delta import DeltaTable
+from tidegate.storage.inspection import InspectedRoot, SeenSinks
+from tidegate.storage.manifest import Manifest, TableAddress
+
+
+def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
+    facts: dict[str, SinkFacts] = {}
+    unseen: list[str] = []
+    for name, shape in manifest.shape.items():
+        if shape.table is None:
+            continue
+        sink = _sink_at(shape.table)
+        place = SinkPlace(root.pipeline, name, root.paths.absolute(root.paths.sink(name)), root=root.id)
+        try:
+            found = None if sink is None else sink.facts(place)
+        except (TidegateError, OSError):
+            found = None  # the run will say why it cannot be read
+        if found is None:
+            unseen.append(name)
+        else:
+            facts[name] = found
+    return SeenSinks(facts, tuple(unseen))
+
+
+def _sink_at(table: TableAddress) -> DeltaTable | function.ForeachBatch | None:
+    if table.kind == "delta":
+        return DeltaTable(table.address)
+    return function.ForeachBatch(print) if table.kind in function.KINDS else None
