@@ -18,6 +18,11 @@ _LEAST_WIDTH: Final = 110
 _MS_PER_YEAR: Final = 31_556_952_000
 
 
+def terminal_width() -> int | None:
+    """Of the terminal that answers are written to; None: they go to a file or another program, which have none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def console() -> Console:
     """For what a command answers, whole: a small terminal breaks its lines rather than hide half of a number."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
