@@ -1,7 +1,7 @@
 """Running a pipeline: recover, open a generation, start its queries, drive it, and stop it cleanly.
 
 1. Check the pipeline's shape, before anything is touched.
-2. Take the root's lock.
+2. Take the root's lock, and refuse what needs no Spark to be seen, before that is started.
 3. Recover: decide from the sinks' records, the decision log and the newest checkpoint's files what to start from.
 4. Call the user's functions against the next generation's gates; check what they return, the shape and the tables.
 5. Create the tables if no checkpoint goes with them yet, then open the generation in the log.
@@ -48,7 +48,7 @@ from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
-from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.sinks.contract import ProbingSink, Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import restart_source_logs
@@ -59,7 +59,7 @@ from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
-from tidegate.spark.root import Root, check_sources
+from tidegate.spark.root import Root, check_sources, check_written
 from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
@@ -192,16 +192,26 @@ def run_pipeline(
                 spark, lambda: local_session(pipeline.name, folder / "spark.log", conf, pipeline.folder)
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
+            with _leaving_nothing(root_of_run, existed=existed):
+                run.check_before_spark()
             run.start_spark()
-            try:
+            with _leaving_nothing(root_of_run, existed=existed):
                 run.run()
                 remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
-            finally:
-                with suppress(StoreUnavailable):
-                    if not existed and root_of_run.is_unused:
-                        shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
         if view is not None:
             view(remote.status)
+
+
+@contextmanager
+def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
+    """A root that was made for a run which then failed to start anything is removed."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StoreUnavailable):
+            if not existed and root.is_unused:
+                shutil.rmtree(root.paths.root, ignore_errors=True)
+        raise
 
 
 class _Stop:
@@ -264,6 +274,10 @@ class _NotShown(Exception):
         self.why = why
 
 
+def _unusable(error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"what the run keeps in files cannot be used: {first_line(error)}")
+
+
 class _Run:
     def __init__(
         self,
@@ -289,6 +303,28 @@ class _Run:
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
+
+    def check_before_spark(self) -> None:
+        """Refuse at once what needs no Spark to be seen: its start takes a while, and would be for nothing.
+
+        It is all looked at again when a generation is opened, which is what counts.
+        """
+        self._spark.check_can_start()
+        try:
+            self._foresee()
+        except OSError as error:
+            raise _unusable(error) from error
+
+    def _foresee(self) -> None:
+        sinks = self._sinks(None)
+        log, base = self._root.foreseen(sinks)
+        if base is not None:
+            check_written(base, self._definitions)
+        for name, (sink, place) in sinks.items():
+            is_there = sink.probe(place) if isinstance(sink, ProbingSink) else True
+            if base is not None and goes_on_from_rows(base, name):
+                table = address_of(sink) if is_there else None
+                check_goes_on(sink, place, table, base, log, self._root.store)
 
     def start_spark(self) -> SparkSession:
         """Spark's session, which is started if it is not there or no longer."""
@@ -348,7 +384,7 @@ class _Run:
         except Exception as error:
             self._spark.check(error)
             if isinstance(error, OSError):
-                raise StoreUnavailable(f"what the run keeps in files cannot be used: {first_line(error)}") from error
+                raise _unusable(error) from error
             raise
 
     def _check_not_superseded(self) -> DecisionLog:
@@ -361,19 +397,7 @@ class _Run:
 
     def _open(self) -> Generation:
         session = self.start_spark()
-        places = {
-            each.name: SinkPlace(
-                self._pipeline.name,
-                each.name,
-                self._root.paths.absolute(self._root.paths.sink(each.name)),
-                session,
-                self._root.id,
-                self._options.fsync,
-            )
-            for each in self._definitions
-            if each.sink is not None
-        }
-        sinks = {each.name: (each.sink, places[each.name]) for each in self._definitions if each.sink is not None}
+        sinks = self._sinks(session)
         sessions = StageSessions(session)
         while True:
             # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
@@ -407,7 +431,7 @@ class _Run:
             self._root.paths,
             self._root.store,
             self._options.config(),
-            places,
+            {name: place for name, (_, place) in sinks.items()},
             self._options.bounds(),
         )
         try:
@@ -428,6 +452,23 @@ class _Run:
             return ()
         setting = partial(sessions.of_stages.conf.get, default=None)
         return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
+
+    def _sinks(self, session: SparkSession | None) -> dict[str, tuple[Sink, SinkPlace]]:
+        return {
+            each.name: (
+                each.sink,
+                SinkPlace(
+                    self._pipeline.name,
+                    each.name,
+                    self._root.paths.absolute(self._root.paths.sink(each.name)),
+                    session,
+                    self._root.id,
+                    self._options.fsync,
+                ),
+            )
+            for each in self._definitions
+            if each.sink is not None
+        }
 
     def _check_tables(
         self,

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.sql.udtf import UserDefinedTableFunction
@@ -35,6 +37,11 @@ _DYING_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
 _ANSWERS_IN_S: Final = 2.0
 _py4j_errors: Any = importlib.import_module("py4j.protocol")  # it has no types
+_OLDEST_JAVA: Final = 17
+_GET_JAVA: Final = (
+    "It needs Java 17 or 21. What to do: install one (apt-get install openjdk-17-jre-headless, or brew install "
+    "openjdk@17, or conda install openjdk=17), and let JAVA_HOME name its folder"
+)
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 _STATE: Final = "spark.sql.streaming.stateStore"
 _WITH_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -177,6 +184,33 @@ def local_session(
     return session
 
 
+def check_java() -> None:
+    """Refuse where Spark's launcher would find no Java, or one that is too old; by its own rules, but at once."""
+    configured = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
+    if (configured / "spark-env.sh").exists():
+        return  # it may say where Java is
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if found is None:
+        where = (
+            f"JAVA_HOME is {home}, which has no bin/java" if home else "JAVA_HOME is not set, nor is java on the PATH"
+        )
+        raise InvalidConfig(f"Spark finds no Java: {where}. {_GET_JAVA}")
+    version = _java_version(Path(found))
+    if version is not None and version < _OLDEST_JAVA:
+        raise InvalidConfig(f"Spark cannot run on {found}, which is Java {version}. {_GET_JAVA}")
+
+
+def _java_version(java: Path) -> int | None:
+    """As the file beside it says; None where there is none: then Spark's launcher will tell."""
+    try:
+        release = (java.resolve().parent.parent / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    said = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
+    return None if said is None else int(said[1])
+
+
 def _let_py4j_log_as_itself() -> None:
     """It logs a connection that breaks, with a trace, as if it were the program: that makes Python set up logging to
     stderr for all of it. What is wrong is told anyway, by an exception."""
@@ -306,6 +340,11 @@ class RunSession:
         # One that was started for a JVM that runs us cannot outlive it.
         self.can_restart = self._session is None and "PYSPARK_GATEWAY_PORT" not in os.environ
         self._is_lost = False
+
+    def check_can_start(self) -> None:
+        """Refuse to start a session where there is no Java for it."""
+        if self._session is None and self.can_restart:
+            check_java()
 
     def started(self) -> SparkSession:
         """The session, which is started if it is not there or no longer."""
