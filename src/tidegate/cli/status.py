@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from tidegate.cli.answers import StatusAnswer, TakenAnswer
 from tidegate.cli.checkpoints import next_start
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder
 from tidegate.cli.speech import say
-from tidegate.cli.tables import run_tables
-from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
+from tidegate.cli.tables import run_lines
+from tidegate.cli.text import age, as_bytes, as_duration, as_time, console, terminal_width
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
@@ -87,7 +87,7 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
     for change in spoken.changes:
         out.print(f"changed: {change}", markup=False)
     if spoken.stages:
-        out.print(run_tables(spoken))
+        out.print(Group(*run_lines(spoken, terminal_width())))
 
 
 def _print_stopped(

@@ -8,18 +8,18 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.logging import RichHandler
-from rich.text import Text
 
 from tidegate.cli.answers import ChangedEvent, CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
 from tidegate.cli.exits import Exit
+from tidegate.cli.notices import notices
 from tidegate.cli.speech import say
-from tidegate.cli.tables import due_line, run_tables
+from tidegate.cli.tables import run_lines
 from tidegate.spark.status import RunStatus
 
-_TELL_HELD_EVERY_S: Final = 60.0
+_TELL_AGAIN_AFTER_S: Final = 60.0
 
 
 class View:
@@ -74,7 +74,7 @@ class LogView(View):
     """Plain lines on stderr, for where there is no terminal."""
 
     def __init__(self) -> None:
-        self._told_s: dict[tuple[str, str], float] = {}
+        self._told_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
@@ -85,25 +85,43 @@ class LogView(View):
         return self
 
     def update(self, status: RunStatus) -> None:
-        """The run's own log lines say all but who waits for whom: that may come and go, so it is told now and then."""
-        for name, stage in status.stages.items():
-            if stage.held_back_by is not None:
-                self._tell((name, stage.held_back_by), f"{name} is held back by {stage.held_back_by}")
-        if status.due is not None:
-            self._tell(("", status.due.held_back_by), due_line(status.due))
-
-    def _tell(self, what: tuple[str, str], line: str) -> None:
+        """The run's own log lines say all but what there is to notice: that may come and go, so now and then."""
         now = time.monotonic()
-        if now - self._told_s.get(what, -_TELL_HELD_EVERY_S) >= _TELL_HELD_EVERY_S:
-            self._told_s[what] = now
-            logging.getLogger("tidegate").info("%s", line)
+        self._told_s = {about: told_s for about, told_s in self._told_s.items() if now - told_s < _TELL_AGAIN_AFTER_S}
+        for each in notices(status):
+            if not each.is_logged and each.about not in self._told_s:
+                self._told_s[each.about] = now
+                logging.getLogger("tidegate").info("%s", each.text)
+
+
+class _Shown:
+    """A run, in the size that the terminal has when it is drawn."""
+
+    def __init__(self, status: RunStatus) -> None:
+        self._status = status
+
+    def __rich_console__(self, console: Console, _options: ConsoleOptions) -> RenderResult:
+        status = self._status
+        width, height = console.size
+        yield from run_lines(
+            status,
+            width,
+            height,
+            titles=(
+                f"pipeline {status.pipeline} is {status.state}, generation {status.generation}",
+                f"{status.pipeline} is {status.state}, generation {status.generation}",
+                f"{status.pipeline} is {status.state}",
+            ),
+            footer="Ctrl-C once more stops it at once" if status.state == "stopping" else "",
+        )
 
 
 class LiveView(View):
-    """Tables that change in place."""
+    """What changes in place, and always fits the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._size = console.size
         self._live = Live(console=console, refresh_per_second=5, transient=False)
 
     def __enter__(self) -> Self:
@@ -122,8 +140,9 @@ class LiveView(View):
         self._live.stop()
 
     def update(self, status: RunStatus) -> None:
+        if self._console.size != self._size:
+            # The terminal has broken what was there into other lines: nobody knows how many are to be drawn over.
+            self._size = self._console.size
+            self._console.clear()
         self._live.start()
-        tables = run_tables(status)
-        if status.state == "stopping":
-            tables.renderables.append(Text("Ctrl-C once more stops it at once", style="dim"))
-        self._live.update(tables)
+        self._live.update(_Shown(status))
