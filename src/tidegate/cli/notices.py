@@ -26,7 +26,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def notices(status: RunStatus) -> list[Notice]:
-    return [*_due(status), *_waiting(status)]
+    return [*_due(status), *_waiting(status), *_first_batch(status)]
 
 
 def _due(status: RunStatus) -> Iterator[Notice]:
@@ -45,3 +45,12 @@ def _waiting(status: RunStatus) -> Iterator[Notice]:
         if stage.no_batch is not None:
             text = f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}"
             yield Notice(text, f"{name} no batch", frozenset((name,)), is_logged=True)
+
+
+def _first_batch(status: RunStatus) -> Iterator[Notice]:
+    """What a run that has just started shows is nothing but zeros, which may look as if it did nothing."""
+    is_told = any(stage.no_batch is not None for stage in status.stages.values())
+    none_yet = status.stages and all(stage.batch is None for stage in status.stages.values())
+    if status.state == "running" and none_yet and not is_told:
+        text = "no batch is committed yet: Spark works on the first, or there is no input"
+        yield Notice(text, text)

@@ -11,18 +11,32 @@ from typing import Final, Self
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.logging import RichHandler
+from rich.text import Text
 
-from tidegate.cli.answers import ChangedEvent, CheckpointEvent, EndedEvent, RestartingEvent, StagesEvent, StoppingEvent
+from tidegate.cli.answers import (
+    ChangedEvent,
+    CheckpointEvent,
+    EndedEvent,
+    RestartingEvent,
+    StagesEvent,
+    StartingEvent,
+    StoppingEvent,
+)
 from tidegate.cli.exits import Exit
+from tidegate.cli.fitting import first_that_fits
 from tidegate.cli.notices import notices
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
-from tidegate.spark.status import RunStatus
+from tidegate.cli.text import as_duration
+from tidegate.spark.status import RunStatus, StartingStep
 
 _TELL_AGAIN_AFTER_S: Final = 60.0
 
 
 class View:
+    def starting(self, step: StartingStep) -> None:
+        """The run is about to do this, to start or to restart."""
+
     def update(self, status: RunStatus) -> None:
         raise NotImplementedError
 
@@ -60,6 +74,10 @@ class JsonView(View):
             self._told_stages_s = time.monotonic()
             say(StagesEvent(generation=status.generation, stages=status.stages, due=status.due))
 
+    def starting(self, step: StartingStep) -> None:
+        if step.step != "loading":  # what cannot be a run has no events but the error
+            say(StartingEvent(step=step))
+
     def _tell_state(self, status: RunStatus) -> None:
         why = status.why or ""
         if status.state == "stopping":
@@ -75,6 +93,7 @@ class LogView(View):
 
     def __init__(self) -> None:
         self._told_s: dict[str, float] = {}
+        self._step = ""
 
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
@@ -83,6 +102,12 @@ class LogView(View):
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         return self
+
+    def starting(self, step: StartingStep) -> None:
+        # The first two are over at once, unless they end in an error: that is to be the only line.
+        if step.step not in ("loading", "checking") and step.words != self._step:
+            self._step = step.words
+            logging.getLogger("tidegate").info("%s", step.words)
 
     def update(self, status: RunStatus) -> None:
         """The run's own log lines say all but what there is to notice: that may come and go, so now and then."""
@@ -116,13 +141,45 @@ class _Shown:
         )
 
 
+class _Start:
+    """The steps of a start so far, and for how long each of them lasted."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, tuple[float, StartingStep]] = {}
+
+    def begin(self, step: StartingStep) -> None:
+        """What is done for one stage after the other is one step."""
+        begun_s, _ = self._begun.get(step.words, (time.monotonic(), step))
+        self._begun[step.words] = begun_s, step
+
+    def __rich_console__(self, console: Console, _options: ConsoleOptions) -> RenderResult:
+        width, height = console.size
+        begun = list(self._begun.values())  # the run may begin the next one meanwhile
+        ends = [*(begun_s for begun_s, _ in begun[1:]), time.monotonic()]
+        yield Text("starting", style="bold")
+        shown = [*zip(begun, ends, strict=False)][-max(1, height - 1) :]
+        for (begun_s, step), end_s in shown:
+            is_last = step is begun[-1][1]
+            said = step.told if is_last else step.words
+            lasted = as_duration((end_s - begun_s) * 1000)
+            yield Text(
+                first_that_fits(width, f"  {said}, {lasted}", f"  {step.words}, {lasted}", f"  {lasted}"),
+                style="" if is_last else "dim",
+            )
+
+
 class LiveView(View):
     """What changes in place, and always fits the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._size = console.size
+        self._start = _Start()
         self._live = Live(console=console, refresh_per_second=5, transient=False)
+
+    def starting(self, step: StartingStep) -> None:
+        self._start.begin(step)
+        self._live.update(self._start)
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("tidegate")
@@ -130,8 +187,9 @@ class LiveView(View):
         logger.setLevel(logging.WARNING)
         # A run that is told to stop while it still opens has no table yet that could show it.
         logging.getLogger("tidegate.stopping").setLevel(logging.INFO)
-        # Not in place: the JVM writes to the terminal while it starts.
-        self._console.print("starting Spark…")
+        # In place already: what the JVM writes while it starts goes to its log.
+        self._live.update(self._start)
+        self._live.start()
         return self
 
     def __exit__(
@@ -144,5 +202,5 @@ class LiveView(View):
             # The terminal has broken what was there into other lines: nobody knows how many are to be drawn over.
             self._size = self._console.size
             self._console.clear()
-        self._live.start()
         self._live.update(_Shown(status))
+        self._start = _Start()

@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -64,7 +64,7 @@ from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
-from tidegate.spark.status import RunStatus
+from tidegate.spark.status import RunStatus, StartingStep, StepName, now
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.spark.watch import TopicWatch
@@ -168,10 +168,12 @@ def run_pipeline(
     spark: SparkSession | None = None,
     view: View | None = None,
     stop: threading.Event | None = None,
+    on_step: Callable[[StartingStep], None] | None = None,
     **options: Any,
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
 
+    `on_step` is called with each step of the start, and of every restart.
     `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
     is shown what the run does, several times a second, and in the end that it has finished.
     """
@@ -189,9 +191,16 @@ def run_pipeline(
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
             conf = in_place(settings.conf)
             session = RunSession(
-                spark, lambda: local_session(pipeline.name, folder / "spark.log", conf, pipeline.folder)
+                spark,
+                lambda: local_session(
+                    pipeline.name,
+                    root_of_run.paths.spark_log,
+                    conf,
+                    pipeline.folder,
+                    partial(run.begin, "making_session"),
+                ),
             )
-            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
+            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
             with _leaving_nothing(root_of_run, existed=existed):
                 run.check_before_spark()
             run.start_spark()
@@ -289,6 +298,7 @@ class _Run:
         view: View | None,
         stop: _Stop,
         remote: Remote,
+        on_step: Callable[[StartingStep], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._definitions = definitions
@@ -298,6 +308,7 @@ class _Run:
         self._view = view
         self._stop = stop
         self._remote = remote
+        self._on_step = on_step
         self._watch = TopicWatch({})
         self._rounds = Rounds()
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
@@ -309,6 +320,7 @@ class _Run:
 
         It is all looked at again when a generation is opened, which is what counts.
         """
+        self.begin("checking")
         self._spark.check_can_start()
         try:
             self._foresee()
@@ -326,9 +338,19 @@ class _Run:
                 table = address_of(sink) if is_there else None
                 check_goes_on(sink, place, table, base, log, self._root.store)
 
+    def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
+        """Tell everybody what is done next to start."""
+        begun = StartingStep(step=step, since=now(), stage=stage, number=number, of=of)
+        self._remote.begin(begun)
+        if self._on_step is not None:
+            with suppress(OSError):  # of a terminal that is gone; as soon as stages run, that ends the run
+                self._on_step(begun)
+
     def start_spark(self) -> SparkSession:
         """Spark's session, which is started if it is not there or no longer."""
         self._stop.is_starting = True
+        if not self._spark.is_there:
+            self.begin("fetching_packages" if "spark.jars.packages" in self._options.conf else "starting_spark")
         session = self._spark.started()
         self._stop.is_starting = False
         return session
@@ -405,6 +427,7 @@ class _Run:
             number = self._check_not_superseded().next_generation
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
+            self.begin("reading_checkpoint")
             with states_of({name: each.frame for name, each in built.items()}) as state:
                 log, base = self._root.recovered(sinks, shape)
                 shape = check_sources(self._root.paths, number, base, shape)
@@ -481,7 +504,8 @@ class _Run:
         returned that need not be created: where no row was ever sealed for a table, any other will do."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
-        for name, (sink, place) in sinks.items():
+        for number, (name, (sink, place)) in enumerate(sinks.items(), start=1):
+            self.begin("checking_tables", name, number, len(sinks))
             is_there = sink.check_table(place, built[name].schema, modes[name])
             if base is None:
                 continue
@@ -495,7 +519,8 @@ class _Run:
         """Call the functions against the gates that the generation will have."""
         schemas: dict[str, StructType] = {}
         built: dict[str, queries.Built] = {}
-        for definition in self._definitions:
+        for number, definition in enumerate(self._definitions, start=1):
+            self.begin("calling_functions", definition.name, number, len(self._definitions))
             gates = {name: folder / "stages" / definition.name / "gates" / name for name in definition.inputs}
             for gate in gates.values():
                 gate.mkdir(parents=True, exist_ok=True)
@@ -520,7 +545,8 @@ class _Run:
         """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
         starts = {}
         ordered = in_order(self._definitions, {name for name, each in built.items() if each.aggregates})
-        for definition in self._definitions:
+        for number, definition in enumerate(self._definitions, start=1):
+            self.begin("laying_out", definition.name, number, len(self._definitions))
             stage = generation.stages[definition.name]
             output = generation.output_of(definition)
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
@@ -541,6 +567,9 @@ class _Run:
                 name: threads.submit(inheritable_thread_target(session)(start))
                 for name, start in reversed(starts.items())
             }
+            self.begin("starting_queries", number=1, of=len(starts))
+            for done, _ in enumerate(as_completed(list(started.values())), start=1):
+                self.begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
         for name, query in started.items():
             if query.exception() is None:
                 generation.stages[name].query = query.result()

@@ -139,12 +139,17 @@ def _absolute(paths: str, separator: str) -> str:
 
 
 def local_session(
-    name: str, log: Path, settings: Mapping[str, str] | None = None, folder: Path | None = None
+    name: str,
+    log: Path,
+    settings: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    launched: Callable[[], object] = lambda: None,
 ) -> SparkSession:
     """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
 
     `settings` come on top. Its process works in the `folder`: relative paths lead there. A session that is there
-    already is used as it is, and not ours to change.
+    already is used as it is, and not ours to change. `launched` is called when Spark's process is there, and the
+    session is yet to be made.
     """
     existing = existing_session()
     if existing is not None:
@@ -168,7 +173,7 @@ def local_session(
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()):
+        with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()), _told_when_launched(launched):
             session = builder.getOrCreate()
     except PySparkException as error:
         raise InvalidConfig(
@@ -281,6 +286,24 @@ def _launched_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def _told_when_launched(launched: Callable[[], object]) -> Iterator[None]:
+    """PySpark launches its JVM and makes a session of it in one call."""
+    contexts: Any = importlib.import_module("pyspark.core.context")
+    launch = contexts.launch_gateway
+
+    def launch_and_tell(*arguments: Any, **options: Any) -> Any:
+        gateway = launch(*arguments, **options)
+        launched()
+        return gateway
+
+    contexts.launch_gateway = launch_and_tell
+    try:
+        yield
+    finally:
+        contexts.launch_gateway = launch
+
+
+@contextmanager
 def _signals_later() -> Iterator[None]:
     """Signals that would stop us come to their handlers at the end of it."""
     if threading.current_thread() is not threading.main_thread():
@@ -345,6 +368,10 @@ class RunSession:
         """Refuse to start a session where there is no Java for it."""
         if self._session is None and self.can_restart:
             check_java()
+
+    @property
+    def is_there(self) -> bool:
+        return self._session is not None and not self._is_lost
 
     def started(self) -> SparkSession:
         """The session, which is started if it is not there or no longer."""

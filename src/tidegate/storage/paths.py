@@ -55,6 +55,10 @@ class RootPaths:
         return self.root / "status.json"
 
     @property
+    def spark_log(self) -> Path:
+        return self.root / "spark.log"
+
+    @property
     def requests(self) -> Path:
         return self.root / "requests"
 
