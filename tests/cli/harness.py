@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.spark.played import PlayedPipeline, played
@@ -41,6 +46,30 @@ def ended_checkpoint(number: int, state: CheckpointState = "complete", why: str 
         total_bytes=1,
         why=why,
     )
+
+
+def in_terminal(
+    *arguments: str | Path, width: int, height: int = 24, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """The command as it is seen in a terminal of that size: what it writes to both streams, as the terminal gets it."""
+    ours, its = pty.openpty()
+    fcntl.ioctl(its, termios.TIOCSWINSZ, struct.pack("HHHH", height, width, 0, 0))
+    environment = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
+    with subprocess.Popen(
+        [TIDEGATE, *(str(each) for each in arguments)],
+        cwd=cwd,
+        env={**environment, "TERM": "xterm"},
+        stdin=its,
+        stdout=its,
+        stderr=its,
+    ) as process:
+        os.close(its)
+        written = b""
+        with suppress(OSError):  # how a terminal tells that nobody writes to it any more
+            while data := os.read(ours, 65536):
+                written += data
+        os.close(ours)
+        return subprocess.CompletedProcess(arguments, process.wait(timeout=120), written.decode().replace("\r\n", "\n"))
 
 
 def make_root(folder: Path, checkpoints: int) -> Path:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.harness import make_root, tidegate
+from tests.cli.harness import in_terminal, make_root, tidegate
 from tidegate.cli.drawing.layout import DrawnStage, layered
+from tidegate.cli.drawing.listing import as_list
 from tidegate.cli.drawing.mermaid import as_mermaid
 from tidegate.cli.drawing.svg import as_svg
 from tidegate.cli.drawing.text import as_text
@@ -191,6 +192,56 @@ def test_mermaid_quotes_names_and_uses_none_as_a_word_of_its_own() -> None:
     ]
 
 
+# -- as a list --------------------------------------------------------------------------------------
+
+
+def edges_in_list(listed: str, graph: dict[str, tuple[str, ...]]) -> Edges:
+    """What a reader makes of a list: a stage's name stands first, and after each arrow what it reads."""
+    found: Edges = set()
+    stage = ""
+    for line in listed.split("\n"):
+        head, arrow, inputs = line.partition("◀")
+        if not arrow and (continues := [word.strip(",") for word in head.split()]) and head.startswith(" " * 12):
+            found |= {(name, stage) for name in continues}
+            continue
+        stage = next((word for word in head.split() if word in graph), stage)
+        found |= {(name.strip(), stage) for name in inputs.split(",") if name.strip()}
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), st.sampled_from(["", "_of_all_the_countries_we_sell_to"]), st.integers(30, 120))
+def test_a_list_of_any_graph_names_every_edge_and_fits(
+    graph: dict[str, tuple[str, ...]], suffix: str, width: int
+) -> None:
+    named = {f"{name}{suffix}": tuple(f"{each}{suffix}" for each in inputs) for name, inputs in graph.items()}
+    listed = as_list(stages_of(named), width)
+    assert edges_in_list(listed, named) == edges_of(named)
+    assert max(len(line) for line in listed.split("\n")) <= max(width, len(f"s11{suffix}") + len("  ◀ "))
+
+
+LISTED = """
+source         orders
+source         payments
+stage          large     ◀ orders
+sink (update)  paid      ◀ large,
+                           payments
+"""
+
+
+def test_the_list_of_a_small_pipeline_is_this() -> None:
+    stages = [
+        DrawnStage("orders", "source", ()),
+        DrawnStage("payments", "source", ()),
+        DrawnStage("large", "stage", ("orders",)),
+        DrawnStage("paid", "sink", ("large", "payments"), "update"),
+    ]
+    assert as_list(stages, 40) == LISTED.strip("\n")
+    below = "stage          large\n  ◀ orders\nsink (update)  paid\n  ◀ large\n  ◀ payments"
+    assert as_list(stages, 30).endswith(below)
+    assert as_list(stages, 15).endswith("sink (update)\n  paid\n  ◀ large\n  ◀ payments")
+
+
 # -- the command ------------------------------------------------------------------------------------
 
 PIPELINE = """
@@ -212,6 +263,17 @@ def test_a_pipeline_is_drawn_from_its_file(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert Reader(done.stdout, {"rows", "kept"}).edges() == {("rows", "kept")}
     assert not (tmp_path / "lake").exists()
+
+
+def test_what_is_wider_than_the_terminal_is_listed_and_a_file_or_a_pipe_gets_the_drawing(tmp_path: Path) -> None:
+    (tmp_path / "drawn.py").write_text(PIPELINE, encoding="utf-8")
+    drawn = tidegate("graph", tmp_path / "drawn.py").stdout
+    widest = max(len(line) for line in drawn.splitlines())
+    assert in_terminal("graph", tmp_path / "drawn.py", width=widest).stdout == drawn
+    listed = in_terminal("graph", tmp_path / "drawn.py", width=widest - 1)
+    assert (listed.returncode, listed.stdout) == (0, "source  rows\nsink    kept  ◀ rows\n")
+    assert in_terminal("graph", tmp_path / "drawn.py", "--out", tmp_path / "drawn.txt", width=20).returncode == 0
+    assert (tmp_path / "drawn.txt").read_text(encoding="utf-8") == drawn.rstrip("\n")
 
 
 def test_a_root_is_drawn_as_of_its_newest_checkpoint(tmp_path: Path) -> None:

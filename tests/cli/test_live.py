@@ -18,10 +18,12 @@ from tidegate.cli.answers import (
     CheckpointEvent,
     EndedEvent,
     StagesEvent,
+    StartingEvent,
     StatusAnswer,
     StoppingEvent,
     TakenAnswer,
 )
+from tidegate.spark.status import StartingStep
 
 RUN = "tidegate run orders.py --root state/orders"
 ROOT = Path("state/orders")
@@ -85,7 +87,8 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
     assert {checkpoint.state for checkpoint in checkpoints} <= {"committing", "complete"}
     assert complete[0] == taken.checkpoint
     assert complete[1].drain
-    kinds = [type(event) for event in events if not isinstance(event, CheckpointEvent | StagesEvent)]
+    check_steps([event.step for event in events if isinstance(event, StartingEvent)])
+    kinds = [type(event) for event in events if not isinstance(event, StartingEvent | CheckpointEvent | StagesEvent)]
     assert kinds == [StoppingEvent, EndedEvent]
     assert isinstance(events[-1], EndedEvent)
     assert events[-1].why == "it was told to stop"
@@ -93,6 +96,21 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
     assert stopped.returncode == 6
     assert "because it was told to stop" in stopped.stdout
     assert "goes on from ckpt-000002" in stopped.stdout
+
+
+def check_steps(steps: list[StartingStep]) -> None:
+    assert list(dict.fromkeys(each.step for each in steps)) == [
+        "checking",
+        "starting_spark",
+        "making_session",
+        "calling_functions",
+        "reading_checkpoint",
+        "checking_tables",
+        "laying_out",
+        "starting_queries",
+    ]
+    called = [(each.stage, each.number, each.of) for each in steps if each.step == "calling_functions"]
+    assert called == [("orders", 1, 4), ("large", 2, 4), ("large_orders", 3, 4), ("revenue", 4, 4)]
 
 
 def state(folder: Path) -> str:

@@ -19,7 +19,7 @@ from tests.spark.played import played
 from tidegate.errors import NotRunning, RequestFailed, RootInUse
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.spark.remote import Life, Remote, ask_for_checkpoint, look, read_status
-from tidegate.spark.status import Observer
+from tidegate.spark.status import Observer, StartingStep, StepName
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
 
@@ -285,6 +285,27 @@ def test_a_run_may_take_its_time_to_start_but_not_for_ever(tmp_path: Path, state
         for minutes, life in ((4, Life.ALIVE), (6, Life.HANGING)):
             _write(paths, state, updated_at=(datetime.now(UTC) - timedelta(minutes=minutes)).isoformat())
             assert look(paths)[0] is life
+
+
+@pytest.mark.parametrize(("name", "patience"), [("making_session", 2), ("laying_out", 5), ("fetching_packages", 5)])
+def test_a_run_that_starts_tells_what_it_does_and_hangs_if_that_takes_too_long(
+    tmp_path: Path, name: StepName, patience: int
+) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    paths = RootPaths(root)
+    with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+        for minutes, code in ((patience - 1, 0), (patience + 1, 7)):
+            since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat()
+            remote.begin(StartingStep(step=name, since=since, stage="middle", number=2, of=3))
+            done = tidegate("status", "--root", root)
+            assert done.returncode == code, done.stdout
+            assert ": middle, 2 of 3" in done.stdout
+            assert (f", for {minutes} min" in done.stdout) is (code == 0)
+        found = json.loads(tidegate("status", "--root", root, "--json").stdout)["run"]["step"]
+        assert (found["step"], found["stage"], found["number"], found["of"]) == (name, "middle", 2, 3)
+        # While Spark's process starts, what that writes is a sign of life too.
+        paths.spark_log.touch()
+        assert look(paths)[0] is (Life.HANGING if name == "laying_out" else Life.ALIVE)
 
 
 def test_a_run_that_never_speaks_hangs_since_it_took_the_lock(tmp_path: Path) -> None:

@@ -17,9 +17,18 @@ from rich.console import Console
 from tests.cli.harness import ended_checkpoint
 from tests.cli.strict import told
 from tidegate.cli.answers import ChangedEvent
-from tidegate.cli.view import JsonView, LiveView, LogView
+from tidegate.cli.view import JsonView, LiveView, LogView, _Start
 from tidegate.spark.run import _stopping
-from tidegate.spark.status import DueCheckpoint, NoBatch, Observer, RunStatus, StageStatus
+from tidegate.spark.status import (
+    DueCheckpoint,
+    NoBatch,
+    Observer,
+    RunStatus,
+    StageStatus,
+    StartingStep,
+    StepName,
+    now,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -140,3 +149,65 @@ def test_every_view_tells_of_a_source_that_plans_nothing_and_why_a_checkpoint_th
     told = json.loads(said.out.splitlines()[-1])
     assert told["stages"]["orders"]["no_batch"]["why"].endswith("no broker of localhost:9092 answers")
     assert told["due"]["held_back_by"] == "sinks_lag"
+
+
+def step(name: StepName, stage: str | None = None, number: int | None = None) -> StartingStep:
+    return StartingStep(step=name, since=now(), stage=stage, number=number, of=None if number is None else 13)
+
+
+STEPS = [
+    step("loading"),
+    step("checking"),
+    step("fetching_packages"),
+    step("making_session"),
+    *(step("calling_functions", f"stage_{number}", number) for number in range(1, 4)),
+]
+
+
+def test_every_view_tells_the_steps_of_a_start_and_which_stage_it_is_at(capsys: pytest.CaptureFixture[str]) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120, height=30)) as live:
+        for each in STEPS:
+            live.starting(each)
+    with LogView() as log:
+        for each in STEPS:
+            log.starting(each)
+    view = JsonView()
+    for each in STEPS:
+        view.starting(each)
+    lines = shown.getvalue()
+    assert "fetches packages" in lines
+    assert "calling the functions of stages: stage_3, 3 of 13, " in lines
+    said = capsys.readouterr()
+    assert [line.split("INFO ")[1] for line in said.err.splitlines()] == [
+        "starting Spark's process, which fetches packages",
+        "making Spark's session",
+        "calling the functions of stages",
+    ]
+    events = [json.loads(line) for line in said.out.splitlines()]
+    assert [(each["event"], each["step"]["step"]) for each in events] == [("starting", each.step) for each in STEPS[1:]]
+    assert (events[-1]["step"]["stage"], events[-1]["step"]["number"], events[-1]["step"]["of"]) == ("stage_3", 3, 13)
+
+
+@pytest.mark.parametrize(("width", "height"), [(40, 10), (40, 4), (80, 24)])
+def test_the_steps_of_a_start_fit_the_terminal(width: int, height: int) -> None:
+    start = _Start()
+    for each in STEPS:
+        start.begin(each)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height)
+    lines = console.render_lines(start, pad=False)
+    assert len(lines) <= height
+    assert max(sum(segment.cell_length for segment in line) for line in lines) <= width
+    assert "3 of 13" in "".join(segment.text for segment in lines[-1]) or width == 40
+
+
+def test_after_a_start_the_live_view_shows_the_run_and_a_restart_counts_its_steps_anew() -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=100, height=30)) as live:
+        live.starting(step("checking"))
+        live.update(held_back())
+        before = shown.tell()
+        live.starting(step("reading_checkpoint"))
+    after = shown.getvalue()[before:]
+    assert "reading the newest checkpoint" in after
+    assert "looking at the root" not in after.split("reading the newest checkpoint")[-1]

@@ -465,6 +465,8 @@ def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, tmp
             connection.execute(command.encode())
     with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
         tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), columns(), "append")
+    with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
+        tg.PostgresTable("t", server.dsn).probe(place(tmp_path))
 
 
 # -- a server that is silent --------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.spark.remote import Life
-from tidegate.spark.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, now
+from tidegate.spark.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, StartingStep, now
 from tidegate.storage.manifest import StageKind
 
 VERSION: Final = 1
@@ -277,6 +277,12 @@ class StoppingEvent(_Event, tag="stopping", kw_only=True):
     """The run was told to stop, and takes its last checkpoint."""
 
 
+class StartingEvent(_Event, tag="starting", kw_only=True):
+    """A step of the start, or of a restart, has begun."""
+
+    step: StartingStep
+
+
 class RestartingEvent(_Event, tag="restarting", kw_only=True):
     """Something failed; the run starts again from its last checkpoint."""
 
@@ -303,4 +309,13 @@ class ErrorEvent(_Event, tag="error", kw_only=True):
     exit: Annotated[int, Meta(description="what the command ends with")]
 
 
-Event = ChangedEvent | CheckpointEvent | StagesEvent | StoppingEvent | RestartingEvent | EndedEvent | ErrorEvent
+Event = (
+    StartingEvent
+    | ChangedEvent
+    | CheckpointEvent
+    | StagesEvent
+    | StoppingEvent
+    | RestartingEvent
+    | EndedEvent
+    | ErrorEvent
+)

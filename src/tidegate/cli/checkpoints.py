@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, GraphStage, Table
 from tidegate.cli.exits import Exit
+from tidegate.cli.fitting import Column, fitted
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
-from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table
+from tidegate.cli.text import as_bytes, as_duration, as_time, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
@@ -148,28 +150,37 @@ def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: C
     if not listed:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet; a run completes one at every interval")
         return
-    table = plain_table(
-        ("checkpoint", "kind", "time (UTC)"),
-        ("duration", "alignment", "new", "total", "in flight"),
-        title=f"pipeline {inspected.pipeline}",
-    )
-    table.add_column("state", overflow="fold")
-    for each in listed:
-        table.add_row(
-            each.checkpoint,
-            kind_of(each),
-            "" if each.triggered_at is None else as_time(each.triggered_at),
-            *("" if ms is None else as_duration(ms) for ms in (each.duration_ms, each.alignment_ms)),
-            *("" if size is None else as_bytes(size) for size in (each.new_bytes, each.total_bytes)),
-            as_bytes(each.in_flight_bytes) if each.in_flight_bytes else "",
-            Text(_state(each)),  # a reason may hold brackets
-        )
-    out.print(table)
+    width = terminal_width()
+    columns = [
+        Column("kind", [Text(kind_of(each)) for each in listed], 4, is_number=False),
+        Column("time (UTC)", [Text(as_time(each.triggered_at or "")) for each in listed], 3, is_number=False),
+        Column("duration", [_told_if(as_duration, each.duration_ms) for each in listed], 2),
+        Column("alignment", [_told_if(as_duration, each.alignment_ms) for each in listed], 7),
+        Column("new", [_told_if(as_bytes, each.new_bytes) for each in listed], 5),
+        Column("total", [_told_if(as_bytes, each.total_bytes) for each in listed], 6),
+        Column("in flight", [_told_if(as_bytes, each.in_flight_bytes or None) for each in listed], 8),
+        Column(
+            "state",
+            [Text(_state(each) if each.why is None else f"{_state(each)}: {each.why}") for each in listed],
+            1,
+            is_number=False,
+            short=[Text(_state(each)) for each in listed],
+        ),
+    ]
+    table = fitted("checkpoint", [each.checkpoint for each in listed], columns, width)
+    out.print(Group(Text(f"pipeline {inspected.pipeline}", style="bold"), *table.lines()))
+    if not table.is_whole:
+        for each in listed:
+            if each.why is not None:
+                out.print(f"{each.checkpoint} {_state(each)}: {each.why}", markup=False)
+
+
+def _told_if(told: Callable[[int], str], value: int | None) -> Text:
+    return Text("" if value is None else told(value))
 
 
 def _state(checkpoint: CheckpointStatus) -> str:
-    state = "complete" if checkpoint.state == "committing" else checkpoint.state
-    return state if checkpoint.why is None else f"{state}: {checkpoint.why}"
+    return "complete" if checkpoint.state == "committing" else checkpoint.state
 
 
 # -- one in full ----------------------------------------------------------------------------------
@@ -218,21 +229,19 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
         f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "
         f"{as_bytes(manifest.new_bytes)} new of {as_bytes(manifest.total_bytes)}"
     )
-    table = plain_table(("stage", "kind"), ("cut at batch", "barrier after", "aligned in", "stored in", "new", "total"))
-    table.add_column("watermark (UTC)")
-    table.add_column("reads", overflow="fold")
-    for name, shape in manifest.shape.items():
-        stage = manifest.stages[name]
-        table.add_row(
-            name,
-            shape.kind,
-            "none yet" if stage.cut is None else str(stage.cut),
-            *(as_duration(ms) for ms in (stage.barrier_ms, stage.alignment_ms, stage.snapshot_ms)),
-            *(as_bytes(size) for size in (stage.new_bytes, stage.total_bytes)),
-            "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
-            ", ".join(shape.inputs),
-        )
-    out.print(table)
+    stages = [(shape, manifest.stages[name]) for name, shape in manifest.shape.items()]
+    columns = [
+        Column("kind", [Text(shape.kind) for shape, _ in stages], 5, is_number=False),
+        Column("cut at batch", [Text("none yet" if each.cut is None else str(each.cut)) for _, each in stages], 1),
+        Column("barrier after", [Text(as_duration(each.barrier_ms)) for _, each in stages], 7),
+        Column("aligned in", [Text(as_duration(each.alignment_ms)) for _, each in stages], 6),
+        Column("stored in", [Text(as_duration(each.snapshot_ms)) for _, each in stages], 4),
+        Column("new", [Text(as_bytes(each.new_bytes)) for _, each in stages], 3),
+        Column("total", [Text(as_bytes(each.total_bytes)) for _, each in stages], 2),
+        Column("watermark (UTC)", [_told_if(as_time, each.watermark_ms) for _, each in stages], 8, is_number=False),
+        Column("reads", [Text(", ".join(shape.inputs)) for shape, _ in stages], 9, is_number=False),
+    ]
+    out.print(Group(*fitted("stage", list(manifest.shape), columns, terminal_width()).lines()))
     for name, stage in manifest.stages.items():
         for position in stage.source_positions:
             out.print(f"source {name} stands at {position}", markup=False, soft_wrap=True)

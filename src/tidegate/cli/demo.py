@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.rule import Rule
 
 from tidegate.cli.answers import ComparedTable, DemoAnswer, ErrorAnswer
@@ -25,7 +25,7 @@ from tidegate.cli.checkpoints import newest_manifest
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, check_writable
 from tidegate.cli.speech import say
-from tidegate.cli.tables import run_tables
+from tidegate.cli.tables import run_lines
 from tidegate.cli.text import plain_table
 from tidegate.spark.remote import read_status
 from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
@@ -133,7 +133,7 @@ class _Teller:
             sys.stdout.flush()
         status = read_status(RootPaths(folder / "root"))
         if status is not None:
-            self._picture.print(run_tables(status))
+            self._picture.print(Group(*run_lines(status, self._picture.width)))
 
     def draw(self, path: Path) -> None:
         picture = self._picture.export_svg(title="tidegate demo")

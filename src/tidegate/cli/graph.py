@@ -13,6 +13,7 @@ from tidegate.cli.checkpoints import graph_of, newest_manifest
 from tidegate.cli.drawing.layout import DrawnStage
 from tidegate.cli.options import AsJson, RootFolderIfAny, check_writable
 from tidegate.cli.speech import say
+from tidegate.cli.text import terminal_width
 from tidegate.errors import ForeignRoot, NoRoot
 from tidegate.protocol.recovery import checkpoint_name
 
@@ -34,7 +35,7 @@ def graph_command(
     """Draw the stages of a pipeline and what each of them reads.
 
     Of a Python file it draws the pipeline as it is written there; of a root, as it was at the newest checkpoint.
-    Neither starts Spark.
+    Neither starts Spark. In a terminal that is too narrow for the drawing it lists the stages with what they read.
 
     Example: tidegate graph orders.py
 
@@ -45,7 +46,7 @@ def graph_command(
         say(graph)
         return
     stages = [_stage(name, each) for name, each in graph.stages.items()]
-    drawn = _drawn(stages, form, f"pipeline {graph.pipeline}")
+    drawn = _drawn(stages, form, f"pipeline {graph.pipeline}", None if out is not None else terminal_width())
     if out is None:
         typer.echo(drawn, nl=not drawn.endswith("\n"))
     else:
@@ -63,7 +64,8 @@ def _graph(file: Path | None, root: Path | None, pipeline: str | None) -> GraphA
     raise typer.BadParameter("draw either a file or a root: tidegate graph FILE, or tidegate graph --root PATH")
 
 
-def _drawn(stages: list[DrawnStage], form: Format, title: str) -> str:
+def _drawn(stages: list[DrawnStage], form: Format, title: str, width: int | None) -> str:
+    """`width`: of the terminal that it is for, if it is for one. What is wider would be broken into pieces there."""
     if form is Format.MERMAID:
         from tidegate.cli.drawing.mermaid import as_mermaid
 
@@ -72,9 +74,13 @@ def _drawn(stages: list[DrawnStage], form: Format, title: str) -> str:
         from tidegate.cli.drawing.svg import as_svg
 
         return as_svg(stages, title)
+    from tidegate.cli.drawing.listing import as_list
     from tidegate.cli.drawing.text import as_text
 
-    return as_text(stages)
+    drawn = as_text(stages)
+    if width is None or all(len(line) <= width for line in drawn.split("\n")):
+        return drawn
+    return as_list(stages, width)
 
 
 def _of_root(root: Path, name: str | None) -> GraphAnswer:

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from contextlib import chdir, suppress
+from contextlib import ExitStack, chdir, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -16,10 +16,10 @@ from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import RootFolder
 from tidegate.cli.speech import say
+from tidegate.spark.status import RunStatus, StartingStep, now
 
 if TYPE_CHECKING:
     from tidegate.cli.view import View
-    from tidegate.spark.status import RunStatus
 
 
 def run_command(
@@ -89,13 +89,17 @@ def run_command(
     given = in_place({key: value for key, _, value in settings})
     root = plain_path(root)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
-    chosen = load_pipeline(file, pipeline, to_run=True)
     try:
-        with view, chdir(chosen.folder):
+        with view, ExitStack() as here:
+            show = _shown(view)
+            show(StartingStep(step="loading", since=now()))
+            chosen = load_pipeline(file, pipeline, to_run=True)
+            here.enter_context(chdir(chosen.folder))
             run_pipeline(
                 chosen,
                 root,
-                view=_shown(view),
+                view=show,
+                on_step=show,
                 checkpoint_interval=checkpoint_interval,
                 unaligned_after=unaligned_after,
                 retain=retain,
@@ -122,16 +126,19 @@ def _end_at_once(why: str, as_json: bool) -> NoReturn:
     os._exit(Exit.INTERRUPTED)
 
 
-def _shown(view: View) -> Callable[[RunStatus], None]:
+def _shown(view: View) -> Callable[[RunStatus | StartingStep], None]:
     """The view of a run, which goes on if what it does cannot be shown."""
     has_failed = False
 
-    def show(status: RunStatus) -> None:
+    def show(what: RunStatus | StartingStep) -> None:
         nonlocal has_failed
         if has_failed:
             return
         try:
-            view.update(status)
+            if isinstance(what, StartingStep):
+                view.starting(what)
+            else:
+                view.update(what)
         except OSError:
             raise  # there is nowhere to show it any more
         except Exception:

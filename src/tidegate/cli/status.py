@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from tidegate.cli.answers import StatusAnswer, TakenAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
-from tidegate.cli.tables import run_tables
-from tidegate.cli.text import age, as_bytes, as_duration, as_time, console
+from tidegate.cli.tables import run_lines
+from tidegate.cli.text import age, as_bytes, as_duration, as_time, console, terminal_width
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.spark.remote import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
-from tidegate.spark.status import RunStatus, as_moment
+from tidegate.spark.status import RunStatus, StartingStep, as_moment
 from tidegate.storage.inspection import InspectedRoot, Outlook
 from tidegate.storage.lock import holder
 
@@ -31,7 +31,7 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     Of a run that is alive: its stages, the checkpoint in progress, the last ones that ended. Of one that is not: how
     it ended, and what the next run starts from, or why it will refuse to. Exits with 0 if a run is alive, with 6 if
     none is, with 4 if none is and the next one will refuse to start, with 7 if one holds the root but has not been
-    heard of for 15 seconds, or for 5 minutes while it starts.
+    heard of for 15 seconds, or while it starts for 2 to 5 minutes, by what it is doing.
 
     Example: tidegate status --root state/orders
     """
@@ -67,12 +67,13 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
     spoken = status if has_spoken(status) else None
     process = f"process {holder(inspected.paths.lock)}" if spoken is None else f"process {spoken.pid} on {spoken.host}"
     state = "starting" if spoken is None else spoken.state
+    step = None if spoken is None else spoken.step
     if life is Life.HANGING:
         heard = last_heard_of(inspected.paths, status).isoformat()
         out.print(
             f"[red]pipeline {inspected.pipeline} hangs:[/] {process} holds the root, but was last heard of at "
-            f"{as_time(heard)} UTC, {age(heard)} ago, when it was {state}. If it does not come back: stop it, or start "
-            f"another with --take-over"
+            f"{as_time(heard)} UTC, {age(heard)} ago, when it was {state}{_doing(step)}. If it does not come back: "
+            f"stop it, or start another with --take-over"
         )
     elif spoken is None:
         out.print(f"pipeline {inspected.pipeline} is starting ({process})")
@@ -83,12 +84,18 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
         )
     if spoken is None:
         return
+    if step is not None and life is Life.ALIVE:
+        out.print(f"{step.told}, for {age(step.since)}", markup=False)
     if spoken.why is not None:
         out.print(spoken.why, markup=False)
     for change in spoken.changes:
         out.print(f"changed: {change}", markup=False)
     if spoken.stages:
-        out.print(run_tables(spoken))
+        out.print(Group(*run_lines(spoken, terminal_width())))
+
+
+def _doing(step: StartingStep | None) -> str:
+    return "" if step is None else f" ({step.told})"
 
 
 def _print_stopped(inspected: InspectedRoot, status: RunStatus | None, outlook: Outlook, out: Console) -> None:

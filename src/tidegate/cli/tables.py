@@ -1,91 +1,253 @@
-"""How a run looks to people: the same in the live view and in `tidegate status`."""
+"""How a run looks to people: the same in the live view and in `tidegate status`.
+
+In a terminal all of it fits, however small that is: see `run_lines` for what gives way to what.
+"""
 
 from __future__ import annotations
 
-from rich.console import Group
-from rich.table import Table
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
 from rich.text import Text
 
-from tidegate.cli.text import age, as_bytes, as_duration, as_time, plain_table
-from tidegate.spark.status import CheckpointStatus, DueCheckpoint, RunStatus, StagePart
+from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
+from tidegate.cli.notices import Notice, notices
+from tidegate.cli.text import as_bytes, as_duration, as_time
+from tidegate.spark.status import CheckpointStatus, RunStatus, StagePart
 
-_SHOWN_CHECKPOINTS = 5
-
-
-def run_tables(status: RunStatus) -> Group:
-    """The stages, the checkpoint in progress stage by stage, and the last ones that ended."""
-    shown = Group(_stages(status), *_held_back(status), *_in_progress(status), _last_checkpoints(status))
-    if status.state == "stopping":
-        shown.renderables.append(Text("stopping after a last checkpoint", style="yellow"))
-    return shown
+_SHOWN_CHECKPOINTS: Final = 5
+_PREFERRED_CHECKPOINTS: Final = 3
+_SHOWS_ALL: Final = "tidegate status shows all"
+_STOPPING: Final = "stopping after a last checkpoint"
 
 
-def _stages(status: RunStatus) -> Table:
+def run_lines(
+    status: RunStatus,
+    width: int | None,
+    height: int | None = None,
+    *,
+    titles: Sequence[str] = (),
+    footer: str = "",
+) -> list[Text]:
+    """The stages, what there is to notice, the checkpoint in progress stage by stage, and the last ones that ended.
+
+    No line is wider than `width`, nor are there more than `height`. What is always there: the title, a part of the
+    notices, the checkpoint in progress and the newest that ended. Stages that have no room are summed up in a line.
+    `titles`: ways to say what it is of, the longest first.
+    """
+    told = notices(status)
+    stages, checkpoints = _stages(status, width), _checkpoints(status, width)
+    if checkpoints is not None and not checkpoints.is_whole:
+        # The table has no room for reasons. Where there is no room for all of them either, only the newest matters.
+        newest = status.checkpoints[-(1 if height is not None else _SHOWN_CHECKPOINTS) :]
+        told += [Notice(f"{each.checkpoint} was aborted: {each.why}", each.checkpoint) for each in newest if each.why]
+    title = first_that_fits(width, *(titles or (f"pipeline {status.pipeline}, generation {status.generation}",)))
+    top = wrapped(Text(title, style="bold"), width)
+    progress = _in_progress(status, width)
+    bottom = [line for text in _ending(status, footer) for line in wrapped(text, width)]
+    noticed = [wrapped(Text(each.text, style="yellow"), width) for each in told]
+    ended = len(status.checkpoints[-_SHOWN_CHECKPOINTS:])
+    if height is None:
+        plan = _Plan(sum(map(len, noticed)), len(status.stages), ended, is_ruled=True, is_spaced=True)
+    else:
+        room = height - len(top) - len(progress) - len(bottom)
+        plan = _planned(room, sum(map(len, noticed)), len(status.stages), ended)
+    blocks = [
+        top,
+        _stage_lines(status, stages, plan, told, width),
+        _notice_lines(noticed, plan.notices, width),
+        progress,
+        _checkpoint_lines(checkpoints, plan, width),
+        bottom,
+    ]
+    return _joined(blocks, is_spaced=plan.is_spaced)
+
+
+def _joined(blocks: Sequence[list[Text]], *, is_spaced: bool) -> list[Text]:
+    """With an empty line after the tables, where there is room."""
+    lines: list[Text] = []
+    shown = [block for block in blocks if block]
+    for before, block in zip([[], *shown], shown, strict=False):
+        if is_spaced and lines and before is not blocks[0] and max(len(before), len(block)) > 1:
+            lines.append(Text())
+        lines += block
+    return lines
+
+
+class _Plan(msgspec.Struct, frozen=True):
+    """How many lines of notices, and rows of stages and of checkpoints, there is room for."""
+
+    notices: int
+    stages: int
+    checkpoints: int
+    is_ruled: bool = False
+    is_spaced: bool = False
+
+
+_SPACES: Final = 4
+"""Empty lines at most, where there is room for them."""
+
+
+def _planned(room: int, notices: int, stages: int, checkpoints: int) -> _Plan:
+    """Who gets how many lines of those that are left for notices, stages and checkpoints.
+
+    Notices up to a third; of the checkpoints the newest, and the newest three where that leaves most for the stages; a
+    table has one line for its head, and where not all stages are shown, one sums up the others.
+    """
+    noticed = min(notices, max(2, room // 3))
+    room -= noticed
+    rows = min(checkpoints, max(1, min(_PREFERRED_CHECKPOINTS, room // 5)))
+    for_checkpoints = 1 + rows if checkpoints else 1
+    room -= for_checkpoints
+    shown = room - 1
+    if shown < stages:
+        shown = max(0, shown - 1)  # for the line that sums up the rest
+        return _Plan(noticed, shown, rows)
+    room -= 1 + stages
+    more = min(room, checkpoints - rows)
+    room -= more
+    return _Plan(noticed, stages, rows + more, is_ruled=room >= 2, is_spaced=room >= 2 + _SPACES)
+
+
+# -- stages ---------------------------------------------------------------------------------------
+
+
+def _stages(status: RunStatus, width: int | None) -> FittedTable:
     """One row per stage, with how far each is with the checkpoint in progress."""
-    title = f"pipeline {status.pipeline}, generation {status.generation}"
-    table = plain_table(("stage",), ("rows/s", "rows", "batch", "lag"), title=title)
-    # Wide enough for all that comes there, so that the table does not jump.
-    table.add_column("watermark (UTC)", min_width=19, no_wrap=True)
-    table.add_column("checkpoint", min_width=11, overflow="fold")
     progress = status.in_progress[0].stages if status.in_progress else {}
-    for name, stage in status.stages.items():
-        table.add_row(
-            name,
-            f"{stage.rows_per_s:,.0f}",
-            f"{stage.rows:,}",
-            "" if stage.batch is None else f"{stage.batch:,}",
-            "" if stage.lag is None else f"{stage.lag:,}",
-            "" if stage.watermark_ms is None else as_time(stage.watermark_ms),
-            _stage_progress(progress.get(name)),
-        )
-    return table
+    stages = status.stages.values()
+    parts = [progress.get(name) for name in status.stages]
+    columns = [
+        Column("rows/s", [Text(f"{each.rows_per_s:,.0f}") for each in stages], 1),
+        Column("rows", [Text(f"{each.rows:,}") for each in stages], 4),
+        Column("batch", [Text("" if each.batch is None else f"{each.batch:,}") for each in stages], 6),
+        Column("lag", [Text("" if each.lag is None else f"{each.lag:,}") for each in stages], 3),
+        Column(
+            "watermark (UTC)",
+            [Text("" if each.watermark_ms is None else as_time(each.watermark_ms)) for each in stages],
+            5,
+            is_number=False,
+            least=19,
+        ),
+        Column(
+            "checkpoint",
+            [_stage_progress(each, is_short=False) for each in parts],
+            2,
+            is_number=False,
+            short=[_stage_progress(each, is_short=True) for each in parts],
+            least=11,
+        ),
+    ]
+    return fitted("stage", list(status.stages), columns, width)
 
 
-def _held_back(status: RunStatus) -> list[Text]:
-    """A line for each stage that has to wait: for those behind it, or for what it reads from."""
-    lines = []
-    for name, stage in status.stages.items():
-        if stage.held_back_by is not None:
-            lines.append(f"{name} is held back by {stage.held_back_by}")
-        if stage.no_batch is not None:
-            lines.append(f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}")
-    return [Text(line, style="yellow") for line in lines]
-
-
-def due_line(due: DueCheckpoint) -> str:
-    return f"the next checkpoint is due for {age(due.since)}: {due.why}"
-
-
-def _in_progress(status: RunStatus) -> list[Text]:
-    due = [] if status.due is None else [Text(due_line(status.due), style="yellow")]
-    if not status.in_progress:
-        return [Text("no checkpoint in progress", style="dim"), *due]
-    active = status.in_progress[0]
-    line = f"{active.checkpoint} in progress for {as_duration(active.duration_ms or 0)}: {active.state}"
-    return [Text(line), *due]
-
-
-def _stage_progress(part: StagePart | None) -> Text:
+def _stage_progress(part: StagePart | None, *, is_short: bool) -> Text:
+    """Where there is little room, without the inputs that it waits for."""
     if part is None:
         return Text("")
-    return Text(part.told, style={"done": "green", "waiting": "dim"}.get(part.progress, "yellow"))
+    said = "waiting" if is_short and part.waits_for else part.told
+    return Text(said, style={"done": "green", "waiting": "dim"}.get(part.progress, "yellow"))
 
 
-def _last_checkpoints(status: RunStatus) -> Table | Text:
-    if not status.checkpoints:
-        return Text("no checkpoint has ended yet", style="dim")
-    table = plain_table(("last checkpoints", "time (UTC)"), ("duration", "new", "total"))
-    table.add_column("state", overflow="fold")
-    for each in status.checkpoints[-_SHOWN_CHECKPOINTS:]:
-        table.add_row(
-            each.checkpoint,
-            as_time(each.triggered_at or ""),
-            as_duration(each.duration_ms or 0),
-            as_bytes(each.new_bytes or 0),
-            as_bytes(each.total_bytes or 0),
-            _state(each),
-        )
-    return table
+def _stage_lines(
+    status: RunStatus, table: FittedTable, plan: _Plan, told: Sequence[Notice], width: int | None
+) -> list[Text]:
+    names = list(status.stages)
+    if plan.stages >= len(names):
+        return [*table.head(ruled=plan.is_ruled), *table.rows()]
+    told_of = frozenset().union(*(each.stages for each in told))
+    by_interest = sorted(range(len(names)), key=lambda each: (*_interest(status, names[each], told_of), each))
+    shown = sorted(by_interest[: plan.stages])
+    others = [status.stages[names[each]] for each in by_interest[plan.stages :]]
+    rate = f"{sum(each.rows_per_s for each in others):,.0f} rows/s"
+    count = f"{len(others)} more stage{'s' if len(others) > 1 else ''}" if shown else f"{len(others)} stages"
+    summed = first_that_fits(
+        width, f"and {count}, {rate}; {_SHOWS_ALL}", f"and {count}, {rate}", f"and {count}", f"+{len(others)}"
+    )
+    head = table.head(ruled=False) if shown else []
+    return [*head, *table.rows(shown), Text(summed, style="dim")]
+
+
+def _interest(status: RunStatus, name: str, told_of: frozenset[str]) -> tuple[bool, bool, int]:
+    """The lower, the more a stage has to tell: there is a notice of it, the checkpoint waits for it, it is late."""
+    part = status.in_progress[0].stages.get(name) if status.in_progress else None
+    holds_up = part is not None and part.progress not in ("waiting", "done")
+    lag = status.stages[name].lag or 0
+    # In powers of two, and not by a few segments: else rows would take one another's place with every look.
+    return name not in told_of, not holds_up, -(lag // 8).bit_length()
+
+
+# -- notices, and the checkpoint in progress --------------------------------------------------------
+
+
+def _notice_lines(noticed: Sequence[list[Text]], count: int, width: int | None) -> list[Text]:
+    """As many whole notices as there is room for; of the first one, if need be, a part."""
+    lines = [line for each in noticed for line in each]
+    if len(lines) <= count or width is None:
+        return lines
+    shown: list[Text] = []
+    for number, each in enumerate(noticed):
+        if len(shown) + len(each) > count - 1:
+            left = len(noticed) - number
+            break
+        shown += each
+    if not shown:
+        shown, left = cut_off(noticed[0], max(1, count - 1), width), len(noticed) - 1
+    if left:
+        more = f"and {left} more to notice"
+        shown.append(Text(first_that_fits(width, f"{more}; {_SHOWS_ALL}", more), style="yellow"))
+    return shown[:count]
+
+
+def _in_progress(status: RunStatus, width: int | None) -> list[Text]:
+    if not status.in_progress:
+        return [Text("no checkpoint in progress", style="dim")]
+    active = status.in_progress[0]
+    lasts = as_duration(active.duration_ms or 0)
+    said = first_that_fits(
+        width,
+        f"{active.checkpoint} in progress for {lasts}: {active.state}",
+        f"{active.checkpoint}: {active.state}, {lasts}",
+    )
+    return wrapped(Text(said), width)
+
+
+def _ending(status: RunStatus, footer: str) -> list[Text]:
+    stopping = [Text(_STOPPING, style="yellow")] if status.state == "stopping" else []
+    return [*stopping, *([Text(footer, style="dim")] if footer else [])]
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def _checkpoints(status: RunStatus, width: int | None) -> FittedTable | None:
+    shown = status.checkpoints[-_SHOWN_CHECKPOINTS:]
+    if not shown:
+        return None
+    columns = [
+        Column("time (UTC)", [Text(as_time(each.triggered_at or "")) for each in shown], 4, is_number=False),
+        Column("duration", [Text(as_duration(each.duration_ms or 0)) for each in shown], 2),
+        Column("new", [Text(as_bytes(each.new_bytes or 0)) for each in shown], 3),
+        Column("total", [Text(as_bytes(each.total_bytes or 0)) for each in shown], 5),
+        Column(
+            "state",
+            [_state(each) for each in shown],
+            1,
+            is_number=False,
+            short=[_short_state(each) for each in shown],
+        ),
+    ]
+    names = [each.checkpoint for each in shown]
+    table = fitted("last checkpoints", names, columns, width)
+    return table if table.is_whole else fitted("checkpoint", names, columns, width)
+
+
+def _checkpoint_lines(table: FittedTable | None, plan: _Plan, width: int | None) -> list[Text]:
+    if table is None:
+        return wrapped(Text("no checkpoint has ended yet", style="dim"), width)
+    newest = range(len(table.names) - plan.checkpoints, len(table.names))
+    return [*table.head(ruled=plan.is_ruled), *table.rows(newest)]
 
 
 def _state(checkpoint: CheckpointStatus) -> Text:
@@ -93,3 +255,9 @@ def _state(checkpoint: CheckpointStatus) -> Text:
         return Text(f"aborted: {checkpoint.why}", style="red")
     said = "complete, tables follow" if checkpoint.state == "committing" else "complete"
     return Text(said if checkpoint.aligned is not False else f"{said}, unaligned", style="green")
+
+
+def _short_state(checkpoint: CheckpointStatus) -> Text:
+    if checkpoint.state == "aborted":
+        return Text("aborted", style="red")
+    return Text("complete" if checkpoint.aligned is not False else "unaligned", style="green")

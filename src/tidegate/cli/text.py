@@ -13,15 +13,18 @@ from rich.console import Console
 from rich.table import Table
 
 _UNITS: Final = ("kB", "MB", "GB", "TB")
-_PIPED_WIDTH: Final = 160
-_LEAST_WIDTH: Final = 110
+_NO_LIMIT: Final = 100_000
 _MS_PER_YEAR: Final = 31_556_952_000
 
 
+def terminal_width() -> int | None:
+    """Of the terminal that answers are written to; None: they go to a file or another program, which have none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def console() -> Console:
-    """For what a command answers, whole: a small terminal breaks its lines rather than hide half of a number."""
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPED_WIDTH
-    return Console(highlight=False, width=max(width, _LEAST_WIDTH))
+    """For what a command answers. A file or a pipe gets every line whole."""
+    return Console(highlight=False, width=terminal_width() or _NO_LIMIT)
 
 
 def plain_table(left: Sequence[str], right: Sequence[str] = (), *, title: str | None = None) -> Table:

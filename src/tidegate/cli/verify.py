@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
+from rich.text import Text
 
 from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
+from tidegate.cli.fitting import Column, fitted
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.outlook import next_run
 from tidegate.cli.speech import say
-from tidegate.cli.text import as_bytes, console, plain_table
+from tidegate.cli.text import as_bytes, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import checkpoint_name
@@ -70,11 +72,20 @@ def _print(inspected: InspectedRoot, verified: list[VerifiedCheckpoint], out: Co
     if not verified:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet: there is nothing to verify")
         return
-    table = plain_table(("checkpoint", "state"), ("files", "bytes"), title=f"pipeline {inspected.pipeline}")
-    for each in verified:
-        state = {"damaged": "[red]damaged[/]", "removed": "removed by the run meanwhile"}.get(each.state, each.state)
-        table.add_row(each.checkpoint, state, f"{each.files:,}", as_bytes(each.bytes))
-    out.print(table)
+    states = {"damaged": Text("damaged", style="red"), "removed": Text("removed by the run meanwhile")}
+    columns = [
+        Column(
+            "state",
+            [states.get(each.state, Text(each.state)) for each in verified],
+            1,
+            is_number=False,
+            short=[Text(each.state) for each in verified],
+        ),
+        Column("files", [Text(f"{each.files:,}") for each in verified], 2),
+        Column("bytes", [Text(as_bytes(each.bytes)) for each in verified], 3),
+    ]
+    table = fitted("checkpoint", [each.checkpoint for each in verified], columns, terminal_width())
+    out.print(Group(Text(f"pipeline {inspected.pipeline}", style="bold"), *table.lines()))
     for each in verified:
         for damage in each.damage if each.state == "damaged" else ():
             out.print(f"{each.checkpoint}: {damage}", markup=False, soft_wrap=True)

@@ -178,6 +178,18 @@ class Sink(Protocol):
 
 
 @runtime_checkable
+class ProbingSink(Sink, Protocol):
+    """A sink that can tell much of its table before Spark is started, so that nobody waits for that in vain."""
+
+    def probe(self, place: SinkPlace) -> bool:
+        """Raise if the table cannot be reached, or could not take rows whatever their columns are. Changes nothing.
+
+        Returns whether the table is there. `check_table`, with the columns, follows when they are known.
+        """
+        ...
+
+
+@runtime_checkable
 class CheckingSink(Sink, Protocol):
     """A sink that can tell before the decision whether its table takes the rows."""
 

@@ -153,6 +153,14 @@ class DeltaTable:
         self._check_found(place, table)
         return True
 
+    def probe(self, place: SinkPlace) -> bool:
+        table = self._open()
+        if table is None:
+            return False
+        self._check_root(place, table)
+        self._check_demands(table)
+        return True
+
     def _check_root(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
         if _record(table, place, "root") not in (0, _number(place.root)):
             raise foreign_table(
@@ -163,16 +171,7 @@ class DeltaTable:
 
     def _check_found(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
         """Refuse a table that cannot take what this owner writes, whoever made it what it is now."""
-        obstacle = unwritable(table, replaces=bool(self._key))
-        if obstacle is not None:
-            raise SinkFailed(
-                f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
-            )
-        if FORGETTING in table.metadata().configuration:
-            raise SinkFailed(
-                f"{self.describe()} has the property {FORGETTING}: after that time without new rows it would forget "
-                f"which epochs it shows; take the property off, or write to a new table"
-            )
+        self._check_demands(table)
         wanted, found = self._schema_of(place), table.schema()
         if _columns(found) != _columns(wanted):
             raise SinkFailed(
@@ -185,6 +184,19 @@ class DeltaTable:
             raise SinkFailed(
                 f"{self.describe()} takes no null in {unsure[0]!r}, but {place.owner} may write one; "
                 f"let the column be null, or write to a new table"
+            )
+
+    def _check_demands(self, table: deltalake.DeltaTable) -> None:
+        """Refuse a table that demands what is not done here, whatever the columns of the rows are."""
+        obstacle = unwritable(table, replaces=bool(self._key))
+        if obstacle is not None:
+            raise SinkFailed(
+                f"{self.describe()} has {obstacle}, which Tidegate does not do; take it off, or write to a new table"
+            )
+        if FORGETTING in table.metadata().configuration:
+            raise SinkFailed(
+                f"{self.describe()} has the property {FORGETTING}: after that time without new rows it would forget "
+                f"which epochs it shows; take the property off, or write to a new table"
             )
         partitions = tuple(table.metadata().partition_columns)
         if partitions != self._partition_by:

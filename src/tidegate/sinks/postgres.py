@@ -161,6 +161,14 @@ class PostgresTable:
             self._check_takes_rows(connection, place)
             return True
 
+    def probe(self, place: SinkPlace) -> bool:
+        with self._connected() as connection:
+            self._check_root(place, self._record(connection, place))
+            if not self._columns(connection):
+                return False
+            self._check_takes_rows(connection, place)
+            return True
+
     def _check_takes_rows(self, connection: psycopg.Connection[Any], place: SinkPlace) -> None:
         """Refuse a table that would not hold the rows as they are, or not for long."""
         generated = self._generated(connection)

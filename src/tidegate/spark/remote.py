@@ -29,7 +29,7 @@ import msgspec
 
 from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
 from tidegate.protocol.coordinator import Phase
-from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, status_of
+from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, StartingStep, status_of
 from tidegate.storage.files import overwrite, write_whole
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
@@ -46,8 +46,10 @@ _FORGET_ANSWERS_AFTER_S: Final = 60.0
 _ASK_EVERY_S: Final = 0.05
 # A run at work writes every second. Long enough that a busy machine is not taken for one that hangs.
 _STALE_AFTER_S: Final = 15.0
-# It writes nothing while it starts: Spark, its packages and the files of a checkpoint take their time.
+# One that has not said yet what it does to start, or between two tries. Else its step has a time of its own.
 _STALE_WHILE_STARTING_S: Final = 300.0
+# While these last, the run waits for Spark's process, which writes to its log what it is doing.
+_SPARK_SPEAKS: Final = ("starting_spark", "fetching_packages", "making_session")
 
 # Enough for a status without its stages, whatever the reason in it is made of.
 _RESERVE_BYTES: Final = 8192
@@ -125,6 +127,10 @@ class Remote:
         status = self._observer.note("restarting", why)
         self._write(status)
         return status
+
+    def begin(self, step: StartingStep) -> None:
+        """A step of the start: told at once, so that one that hangs is known by its name."""
+        self._write(self._observer.begin(step))
 
     @property
     def status(self) -> RunStatus:
@@ -281,10 +287,16 @@ def look(paths: RootPaths) -> tuple[Life, RunStatus | None]:
     status = read_status(paths)
     if not is_alive:
         return Life.STOPPED, status
-    is_at_work = status is not None and status.state in ("running", "stopping")
     silent_s = (datetime.now(UTC) - last_heard_of(paths, status)).total_seconds()
-    is_silent = silent_s > (_STALE_AFTER_S if is_at_work else _STALE_WHILE_STARTING_S)
-    return Life.HANGING if is_silent else Life.ALIVE, status
+    return Life.HANGING if silent_s > _patience_s(status) else Life.ALIVE, status
+
+
+def _patience_s(status: RunStatus | None) -> float:
+    if status is not None and status.state in ("running", "stopping"):
+        return _STALE_AFTER_S
+    if has_spoken(status) and status.step is not None:
+        return status.step.patience_s
+    return _STALE_WHILE_STARTING_S
 
 
 def has_spoken(status: RunStatus | None) -> TypeGuard[RunStatus]:
@@ -295,7 +307,11 @@ def has_spoken(status: RunStatus | None) -> TypeGuard[RunStatus]:
 def last_heard_of(paths: RootPaths, status: RunStatus | None) -> datetime:
     """When the run that holds the root gave its last sign. One that has not spoken yet has taken the lock."""
     if has_spoken(status):
-        return datetime.fromisoformat(status.updated_at)
+        heard = datetime.fromisoformat(status.updated_at)
+        if status.step is not None and status.step.step in _SPARK_SPEAKS:
+            with suppress(OSError):
+                return max(heard, datetime.fromtimestamp(paths.spark_log.stat().st_mtime, UTC))
+        return heard
     # The status too: one that this version cannot understand shows that the run lives.
     signs = [path.stat().st_mtime for path in (paths.lock, paths.status) if path.exists()]
     return datetime.fromtimestamp(max(signs, default=0), UTC)

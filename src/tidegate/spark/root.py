@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,7 @@ from tidegate.protocol.recovery import (
 )
 from tidegate.sinks.contract import FileSink, Sink, SinkPlace, decode_committable
 from tidegate.spark.generation import Opened
+from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
@@ -53,6 +55,8 @@ class Root:
         self.store.forget_unwritten()
         self.decisions = StoredDecisions(self.store)
         self.id = self._claim_root(uuid.uuid4().hex)
+        self._health: dict[int, str | None] = {}
+        self._manifests: dict[int, Manifest] = {}
 
     def _claim_root(self, root_id: str) -> str:
         """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
@@ -82,34 +86,52 @@ class Root:
         self, sinks: Mapping[str, tuple[Sink, SinkPlace]], shape: Mapping[str, StageShape]
     ) -> tuple[DecisionLog, Manifest | None]:
         """What the next generation starts from. Changes nothing, but for fencing sinks before a fall-back."""
-        health: dict[int, str | None] = {}
-        manifests: dict[int, Manifest] = {}
+        log, decision = self._decide(sinks)
+        while isinstance(decision, FenceSinks):
+            self._fence(sinks, decision.generation)
+            log, decision = self._decide(sinks)
+        for slot in log.undecided:
+            _log.warning(
+                "%s is empty or torn, as a loss of power leaves it: it was never decided, and is passed over",
+                self.paths.absolute(RootPaths.decision(slot)),
+            )
+        if isinstance(decision, Restore) and decision.skipped:
+            _log.warning("this run %s; no table shows rows past it", in_words(decision, self._health))
+        base = self._base(decision)
+        self._forget_examined()
+        if base is not None:
+            check_shape(base, shape)
+        return log, base
+
+    def foreseen(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> tuple[DecisionLog, Manifest | None]:
+        """What `recovered` will say, as far as nothing has to be changed for that.
+
+        What was looked through for this, every file of a checkpoint, the next `recovered` does not look through again.
+        """
+        self._forget_examined()
+        log, decision = self._decide(sinks)
+        return log, None if isinstance(decision, FenceSinks) else self._base(decision)
+
+    def _decide(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> tuple[DecisionLog, RecoveryDecision]:
         while True:
             # The sinks first: a run that was taken over may go on deciding and committing while we read.
             facts = self._sink_facts(sinks)
             log = self.decisions.read()
-            decision = recover(Facts(log, facts, health, has_leftovers=self._has_leftovers()))
-            match decision:
-                case Examine(checkpoint_id):
-                    try:
-                        manifests[checkpoint_id] = examine(self.store, self.paths, log, checkpoint_id)
-                        check_staged(manifests[checkpoint_id], sinks)
-                        health[checkpoint_id] = None
-                    except DamagedCheckpoint as damage:
-                        if self.decisions.read().next_slot == log.next_slot:
-                            health[checkpoint_id] = str(damage)
-                case FenceSinks(generation):
-                    self._fence(sinks, generation)
-                case _:
-                    for slot in log.undecided:
-                        _log.warning(
-                            "%s is empty or torn, as a loss of power leaves it: it was never decided, and is passed "
-                            "over",
-                            self.paths.absolute(RootPaths.decision(slot)),
-                        )
-                    if isinstance(decision, Restore) and decision.skipped:
-                        _log.warning("this run %s; no table shows rows past it", in_words(decision, health))
-                    return log, self._base(decision, manifests, shape)
+            decision = recover(Facts(log, facts, self._health, has_leftovers=self._has_leftovers()))
+            if not isinstance(decision, Examine):
+                return log, decision
+            examined = decision.checkpoint_id
+            try:
+                self._manifests[examined] = examine(self.store, self.paths, log, examined)
+                check_staged(self._manifests[examined], sinks)
+                self._health[examined] = None
+            except DamagedCheckpoint as damage:
+                if self.decisions.read().next_slot == log.next_slot:
+                    self._health[examined] = str(damage)
+
+    def _forget_examined(self) -> None:
+        self._health.clear()
+        self._manifests.clear()
 
     def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:
         for sink, place in sinks.values():
@@ -123,16 +145,12 @@ class Root:
                     f"table, or start the pipeline on a new root; no checkpoint was restored"
                 )
 
-    def _base(
-        self, decision: RecoveryDecision, manifests: dict[int, Manifest], shape: Mapping[str, StageShape]
-    ) -> Manifest | None:
+    def _base(self, decision: RecoveryDecision) -> Manifest | None:
         if isinstance(decision, Refuse):
             raise RecoveryRefused(f"{decision.why}. What to do: {decision.way_out}")
         if not isinstance(decision, Restore):
             return None
-        manifest = manifests[decision.checkpoint.checkpoint_id]
-        check_shape(manifest, shape)
-        return manifest
+        return self._manifests[decision.checkpoint.checkpoint_id]
 
     def open(
         self,
@@ -202,7 +220,13 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, tuple[Sink, SinkPlace]]
                 raise DamagedCheckpoint(f"{path}, staged for sink {name!r}, is not where that stages: {folders[-1]}")
 
 
-def check_shape(manifest: Manifest, shape: Mapping[str, StageShape]) -> None:
+_WRITTEN: Final = ("kind", "inputs", "output_mode")
+"""What of a stage is known as soon as its file is loaded."""
+
+
+def check_shape(
+    manifest: Manifest, shape: Mapping[str, StageShape], compared: tuple[str, ...] = (*_WRITTEN, "schema")
+) -> None:
     """A pipeline may be restored only from a checkpoint of the same shape."""
     name = checkpoint_name(manifest.checkpoint_id)
     hint = "start the changed pipeline on a new root, or change it back"
@@ -213,12 +237,18 @@ def check_shape(manifest: Manifest, shape: Mapping[str, StageShape]) -> None:
         raise PipelineChanged(f"the pipeline no longer fits {name}: {what}; {hint}")
     for stage, now in shape.items():
         then = manifest.shape[stage]
-        for field in ("kind", "inputs", "output_mode", "schema"):
+        for field in compared:
             if getattr(then, field) != getattr(now, field):
                 raise PipelineChanged(
                     f"the pipeline no longer fits {name}: stage {stage!r} had {field} {getattr(then, field)}, now "
                     f"{getattr(now, field)}; {hint}"
                 )
+
+
+def check_written(manifest: Manifest, definitions: Iterable[StageDefinition]) -> None:
+    """The same of a pipeline as it is written, before its functions are called."""
+    shape = {each.name: StageShape(each.kind, each.inputs, each.output_mode, "") for each in definitions}
+    check_shape(manifest, shape, _WRITTEN)
 
 
 def check_sources(

@@ -1,7 +1,7 @@
 """Running a pipeline: recover, open a generation, start its queries, drive it, and stop it cleanly.
 
 1. Check the pipeline's shape, before anything is touched.
-2. Take the root's lock.
+2. Take the root's lock, and refuse what needs no Spark to be seen, before that is started.
 3. Recover: decide from the sinks' records, the decision log and the newest checkpoint's files what to start from.
 4. Call the user's functions against the next generation's gates; check what they return, the shape and the tables.
 5. Create the tables if no checkpoint goes with them yet, then open the generation in the log.
@@ -18,7 +18,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -48,7 +48,7 @@ from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
-from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.sinks.contract import ProbingSink, Sink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import restart_source_logs
@@ -59,12 +59,12 @@ from tidegate.spark.output import restore_output
 from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
-from tidegate.spark.root import Root, check_sources
+from tidegate.spark.root import Root, check_sources, check_written
 from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session, scratch_folders
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
-from tidegate.spark.status import RunStatus
+from tidegate.spark.status import RunStatus, StartingStep, StepName, now
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.spark.watch import TopicWatch
@@ -169,10 +169,12 @@ def run_pipeline(
     spark: SparkSession | None = None,
     view: View | None = None,
     stop: threading.Event | None = None,
+    on_step: Callable[[StartingStep], None] | None = None,
     **options: Any,
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
 
+    `on_step` is called with each step of the start, and of every restart.
     `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
     is shown what the run does, several times a second, and in the end that it has finished.
     """
@@ -190,19 +192,36 @@ def run_pipeline(
         with Remote(root_of_run.paths, pipeline.name, lock) as remote:
             conf = in_place(settings.conf)
             session = RunSession(
-                spark, lambda: local_session(pipeline.name, folder / "spark.log", conf, pipeline.folder)
+                spark,
+                lambda: local_session(
+                    pipeline.name,
+                    root_of_run.paths.spark_log,
+                    conf,
+                    pipeline.folder,
+                    partial(run.begin, "making_session"),
+                ),
             )
-            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote)
+            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
+            with _leaving_nothing(root_of_run, existed=existed):
+                run.check_before_spark()
             run.start_spark()
-            try:
+            with _leaving_nothing(root_of_run, existed=existed):
                 run.run()
                 remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
-            finally:
-                with suppress(StoreUnavailable):
-                    if not existed and root_of_run.is_unused:
-                        shutil.rmtree(folder, ignore_errors=True)  # nothing was started: leave nothing behind
         if view is not None:
             view(remote.status)
+
+
+@contextmanager
+def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
+    """A root that was made for a run which then failed to start anything is removed."""
+    try:
+        yield
+    except BaseException:
+        with suppress(StoreUnavailable):
+            if not existed and root.is_unused:
+                shutil.rmtree(root.paths.root, ignore_errors=True)
+        raise
 
 
 class _Stop:
@@ -265,6 +284,10 @@ class _NotShown(Exception):
         self.why = why
 
 
+def _unusable(error: OSError) -> StoreUnavailable:
+    return StoreUnavailable(f"what the run keeps in files cannot be used: {told(error)}")
+
+
 class _Run:
     def __init__(
         self,
@@ -276,6 +299,7 @@ class _Run:
         view: View | None,
         stop: _Stop,
         remote: Remote,
+        on_step: Callable[[StartingStep], None] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._definitions = definitions
@@ -285,15 +309,49 @@ class _Run:
         self._view = view
         self._stop = stop
         self._remote = remote
+        self._on_step = on_step
         self._watch = TopicWatch({})
         self._rounds = Rounds()
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
 
+    def check_before_spark(self) -> None:
+        """Refuse at once what needs no Spark to be seen: its start takes a while, and would be for nothing.
+
+        It is all looked at again when a generation is opened, which is what counts.
+        """
+        self.begin("checking")
+        self._spark.check_can_start()
+        try:
+            self._foresee()
+        except OSError as error:
+            raise _unusable(error) from error
+
+    def _foresee(self) -> None:
+        sinks = self._sinks(None)
+        log, base = self._root.foreseen(sinks)
+        if base is not None:
+            check_written(base, self._definitions)
+        for name, (sink, place) in sinks.items():
+            is_there = sink.probe(place) if isinstance(sink, ProbingSink) else True
+            if base is not None and goes_on_from_rows(base, name):
+                table = address_of(sink) if is_there else None
+                check_goes_on(sink, place, table, base, log, self._root.store)
+
+    def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
+        """Tell everybody what is done next to start."""
+        begun = StartingStep(step=step, since=now(), stage=stage, number=number, of=of)
+        self._remote.begin(begun)
+        if self._on_step is not None:
+            with suppress(OSError):  # of a terminal that is gone; as soon as stages run, that ends the run
+                self._on_step(begun)
+
     def start_spark(self) -> SparkSession:
         """Spark's session, which is started if it is not there or no longer."""
         self._stop.is_starting = True
+        if not self._spark.is_there:
+            self.begin("fetching_packages" if "spark.jars.packages" in self._options.conf else "starting_spark")
         try:
             session = self._spark.started()
         except OSError as error:
@@ -363,7 +421,7 @@ class _Run:
         except Exception as error:
             self._spark.check(error)
             if isinstance(error, OSError):
-                raise StoreUnavailable(f"what the run keeps in files cannot be used: {told(error)}") from error
+                raise _unusable(error) from error
             if isinstance(error, StageFailed | SinkFailed):
                 error.args = (explained(str(error), self._folders()),)
             raise
@@ -385,19 +443,7 @@ class _Run:
 
     def _open(self) -> Generation:
         session = self.start_spark()
-        places = {
-            each.name: SinkPlace(
-                self._pipeline.name,
-                each.name,
-                self._root.paths.absolute(self._root.paths.sink(each.name)),
-                session,
-                self._root.id,
-                self._options.fsync,
-            )
-            for each in self._definitions
-            if each.sink is not None
-        }
-        sinks = {each.name: (each.sink, places[each.name]) for each in self._definitions if each.sink is not None}
+        sinks = self._sinks(session)
         sessions = StageSessions(session)
         while True:
             # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
@@ -405,6 +451,7 @@ class _Run:
             number = self._check_not_superseded().next_generation
             built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
             shape = self._shape(built)
+            self.begin("reading_checkpoint")
             with states_of({name: each.frame for name, each in built.items()}) as state:
                 log, base = self._root.recovered(sinks, shape)
                 shape = check_sources(self._root.paths, number, base, shape)
@@ -431,7 +478,7 @@ class _Run:
             self._root.paths,
             self._root.store,
             self._options.config(),
-            places,
+            {name: place for name, (_, place) in sinks.items()},
             self._options.bounds(),
         )
         try:
@@ -453,6 +500,23 @@ class _Run:
         setting = partial(sessions.of_stages.conf.get, default=None)
         return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
 
+    def _sinks(self, session: SparkSession | None) -> dict[str, tuple[Sink, SinkPlace]]:
+        return {
+            each.name: (
+                each.sink,
+                SinkPlace(
+                    self._pipeline.name,
+                    each.name,
+                    self._root.paths.absolute(self._root.paths.sink(each.name)),
+                    session,
+                    self._root.id,
+                    self._options.fsync,
+                ),
+            )
+            for each in self._definitions
+            if each.sink is not None
+        }
+
     def _check_tables(
         self,
         sinks: dict[str, tuple[Sink, SinkPlace]],
@@ -464,7 +528,8 @@ class _Run:
         returned that need not be created: where no row was ever sealed for a table, any other will do."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
-        for name, (sink, place) in sinks.items():
+        for number, (name, (sink, place)) in enumerate(sinks.items(), start=1):
+            self.begin("checking_tables", name, number, len(sinks))
             is_there = sink.check_table(place, built[name].schema, modes[name])
             if base is None:
                 continue
@@ -478,7 +543,8 @@ class _Run:
         """Call the functions against the gates that the generation will have."""
         schemas: dict[str, StructType] = {}
         built: dict[str, queries.Built] = {}
-        for definition in self._definitions:
+        for number, definition in enumerate(self._definitions, start=1):
+            self.begin("calling_functions", definition.name, number, len(self._definitions))
             gates = {name: folder / "stages" / definition.name / "gates" / name for name in definition.inputs}
             for gate in gates.values():
                 gate.mkdir(parents=True, exist_ok=True)
@@ -503,7 +569,8 @@ class _Run:
         """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
         starts = {}
         ordered = in_order(self._definitions, {name for name, each in built.items() if each.aggregates})
-        for definition in self._definitions:
+        for number, definition in enumerate(self._definitions, start=1):
+            self.begin("laying_out", definition.name, number, len(self._definitions))
             stage = generation.stages[definition.name]
             output = generation.output_of(definition)
             checkpoint = self._rebuild(generation, definition, output, built[definition.name])
@@ -524,6 +591,9 @@ class _Run:
                 name: threads.submit(inheritable_thread_target(session)(start))
                 for name, start in reversed(starts.items())
             }
+            self.begin("starting_queries", number=1, of=len(starts))
+            for done, _ in enumerate(as_completed(list(started.values())), start=1):
+                self.begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
         for name, query in started.items():
             if query.exception() is None:
                 generation.stages[name].query = query.result()

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ from typing import Any, Final
 
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 from pyspark.sql.udf import UserDefinedFunction
 from pyspark.sql.udtf import UserDefinedTableFunction
@@ -36,6 +38,11 @@ _DYING_S: Final = 5.0
 _LOOK_EVERY_S: Final = 0.05
 _ANSWERS_IN_S: Final = 2.0
 _py4j_errors: Any = importlib.import_module("py4j.protocol")  # it has no types
+_OLDEST_JAVA: Final = 17
+_GET_JAVA: Final = (
+    "It needs Java 17 or 21. What to do: install one (apt-get install openjdk-17-jre-headless, or brew install "
+    "openjdk@17, or conda install openjdk=17), and let JAVA_HOME name its folder"
+)
 _LOG_SETTINGS: Final = Path(__file__).with_name("log4j2.properties")
 _STATE: Final = "spark.sql.streaming.stateStore"
 _WITH_SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
@@ -133,12 +140,17 @@ def _absolute(paths: str, separator: str) -> str:
 
 
 def local_session(
-    name: str, log: Path, settings: Mapping[str, str] | None = None, folder: Path | None = None
+    name: str,
+    log: Path,
+    settings: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    launched: Callable[[], object] = lambda: None,
 ) -> SparkSession:
     """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
 
     `settings` come on top. Its process works in the `folder`: relative paths lead there. A session that is there
-    already is used as it is, and not ours to change.
+    already is used as it is, and not ours to change. `launched` is called when Spark's process is there, and the
+    session is yet to be made.
     """
     existing = existing_session()
     if existing is not None:
@@ -164,7 +176,7 @@ def local_session(
     for key, value in (settings or {}).items():
         builder = builder.config(key, value)
     try:
-        with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()):
+        with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()), _told_when_launched(launched):
             session = builder.getOrCreate()
     except PySparkException as error:
         raise InvalidConfig(
@@ -185,6 +197,33 @@ def _umask() -> int:
     umask = os.umask(0o077)
     os.umask(umask)
     return umask
+
+
+def check_java() -> None:
+    """Refuse where Spark's launcher would find no Java, or one that is too old; by its own rules, but at once."""
+    configured = Path(os.environ.get("SPARK_CONF_DIR") or Path(_find_spark_home()) / "conf")
+    if (configured / "spark-env.sh").exists():
+        return  # it may say where Java is
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=str(Path(home) / "bin") if home else None)
+    if found is None:
+        where = (
+            f"JAVA_HOME is {home}, which has no bin/java" if home else "JAVA_HOME is not set, nor is java on the PATH"
+        )
+        raise InvalidConfig(f"Spark finds no Java: {where}. {_GET_JAVA}")
+    version = _java_version(Path(found))
+    if version is not None and version < _OLDEST_JAVA:
+        raise InvalidConfig(f"Spark cannot run on {found}, which is Java {version}. {_GET_JAVA}")
+
+
+def _java_version(java: Path) -> int | None:
+    """As the file beside it says; None where there is none: then Spark's launcher will tell."""
+    try:
+        release = (java.resolve().parent.parent / "release").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    said = re.search(r'^JAVA_VERSION="(?:1\.)?(\d+)', release, re.MULTILINE)
+    return None if said is None else int(said[1])
 
 
 def _let_py4j_log_as_itself() -> None:
@@ -257,6 +296,24 @@ def _launched_in(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def _told_when_launched(launched: Callable[[], object]) -> Iterator[None]:
+    """PySpark launches its JVM and makes a session of it in one call."""
+    contexts: Any = importlib.import_module("pyspark.core.context")
+    launch = contexts.launch_gateway
+
+    def launch_and_tell(*arguments: Any, **options: Any) -> Any:
+        gateway = launch(*arguments, **options)
+        launched()
+        return gateway
+
+    contexts.launch_gateway = launch_and_tell
+    try:
+        yield
+    finally:
+        contexts.launch_gateway = launch
+
+
+@contextmanager
 def _signals_later() -> Iterator[None]:
     """Signals that would stop us come to their handlers at the end of it."""
     if threading.current_thread() is not threading.main_thread():
@@ -322,6 +379,15 @@ class RunSession:
         # One that was started for a JVM that runs us cannot outlive it.
         self.can_restart = self._session is None and "PYSPARK_GATEWAY_PORT" not in os.environ
         self._is_lost = False
+
+    def check_can_start(self) -> None:
+        """Refuse to start a session where there is no Java for it."""
+        if self._session is None and self.can_restart:
+            check_java()
+
+    @property
+    def is_there(self) -> bool:
+        return self._session is not None and not self._is_lost
 
     def started(self) -> SparkSession:
         """The session, which is started if it is not there or no longer."""

@@ -166,6 +166,73 @@ class DueCheckpoint(msgspec.Struct, frozen=True):
     why: Annotated[str, Meta(description="for people: by which checkpoint, stage or table")]
 
 
+StepName = Literal[
+    "loading",
+    "checking",
+    "starting_spark",
+    "fetching_packages",
+    "making_session",
+    "calling_functions",
+    "reading_checkpoint",
+    "checking_tables",
+    "laying_out",
+    "starting_queries",
+]
+_WORDS: Final[dict[StepName, str]] = {
+    "loading": "loading the pipeline's file",
+    "checking": "looking at the root, its checkpoint and the tables",
+    "starting_spark": "starting Spark's process",
+    "fetching_packages": "starting Spark's process, which fetches packages",
+    "making_session": "making Spark's session",
+    "calling_functions": "calling the functions of stages",
+    "reading_checkpoint": "reading the newest checkpoint",
+    "checking_tables": "checking the tables of sinks",
+    "laying_out": "laying out the files of stages",
+    "starting_queries": "starting queries",
+}
+_PATIENCE_S: Final[dict[StepName, int]] = {
+    "starting_spark": 120,
+    "making_session": 120,
+    "checking_tables": 120,
+    "starting_queries": 120,
+}
+"""How long one of them may take until the run counts as hanging. Of others it is longer: a function may read a schema
+from far away, and every file of a large checkpoint is read."""
+_LONGEST_PATIENCE_S: Final = 300
+
+
+class StartingStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run that starts, or restarts, is doing."""
+
+    step: Annotated[
+        StepName,
+        Meta(
+            description="`loading` the pipeline's file, `checking` what can be seen without Spark, `starting_spark` or "
+            "`fetching_packages`: Spark's process, `making_session`, `calling_functions` of stages, "
+            "`reading_checkpoint`, `checking_tables`, `laying_out` the files of stages, `starting_queries`"
+        ),
+    ]
+    since: Annotated[Moment, Meta(description="when it was begun")]
+    stage: Annotated[str | None, Meta(description="the stage that it is about, if it is about one")] = None
+    number: Annotated[int | None, Meta(description="where it is one of several: the how manieth")] = None
+    of: Annotated[int | None, Meta(description="of how many")] = None
+
+    @property
+    def words(self) -> str:
+        """For people, without what changes from one stage to the next."""
+        return _WORDS[self.step]
+
+    @property
+    def told(self) -> str:
+        stage = "" if self.stage is None else f": {self.stage}"
+        return self.words + stage + ("" if self.number is None else f", {self.number} of {self.of}")
+
+    @property
+    def patience_s(self) -> int:
+        """After how long without another sign the run counts as hanging in it."""
+        return _PATIENCE_S.get(self.step, _LONGEST_PATIENCE_S)
+
+
 class RunStatus(msgspec.Struct, frozen=True):
     """What a run is doing, or was when it was last heard of."""
 
@@ -183,6 +250,9 @@ class RunStatus(msgspec.Struct, frozen=True):
         ),
     ]
     why: Annotated[str | None, Meta(description="why it restarts, or has ended; otherwise null")] = None
+    step: Annotated[
+        StartingStep | None, Meta(description="while it starts or restarts, what it is doing; otherwise null")
+    ] = None
     generation: Annotated[int | None, Meta(description="the one it has opened; null: none yet")] = None
     stages: Annotated[dict[str, StageStatus], Meta(description="its stages, by their names")] = {}
     in_progress: Annotated[tuple[CheckpointStatus, ...], Meta(description="checkpoints under way, oldest first")] = ()
@@ -221,6 +291,7 @@ class Observer:
             updated_at=now(),
             state="stopping" if is_stopping else "running",
             why=None,
+            step=None,
             generation=generation.generation,
             stages={
                 name: StageStatus(
@@ -253,8 +324,13 @@ class Observer:
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""
         self.status = msgspec.structs.replace(
-            self.status, updated_at=now(), state=state, why=why, in_progress=(), due=None
+            self.status, updated_at=now(), state=state, why=why, step=None, in_progress=(), due=None
         )
+        return self.status
+
+    def begin(self, step: StartingStep) -> RunStatus:
+        """The next step of a start, or of a restart."""
+        self.status = msgspec.structs.replace(self.status, updated_at=step.since, step=step)
         return self.status
 
     def _rate(self, generation: int, name: str, rows: int) -> float:

@@ -67,6 +67,10 @@ class RootPaths:
         return self.root / "status.reserve"
 
     @property
+    def spark_log(self) -> Path:
+        return self.root / "spark.log"
+
+    @property
     def requests(self) -> Path:
         return self.root / "requests"
 

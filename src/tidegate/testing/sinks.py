@@ -39,6 +39,7 @@ from tidegate.sinks.contract import (
     CommitAnswer,
     Committable,
     FileSink,
+    ProbingSink,
     RowSink,
     Sink,
     SinkPlace,
@@ -216,6 +217,15 @@ class SinkConformance:
         assert self.check(sink, place) is True
         assert self.check(self.make_sink("there"), place) is True
 
+    def test_before_spark_is_started_it_tells_of_its_table_what_it_can(self) -> None:
+        sink, place = self.make_sink("probed"), self.place("probed")
+        if not isinstance(sink, ProbingSink):
+            return
+        assert sink.probe(place) is False
+        assert sink.probe(place) is False, "looking creates nothing"
+        sink.prepare_table(place, columns())
+        assert sink.probe(place) is True
+
     def test_its_table_stays_the_same_whatever_is_committed(self) -> None:
         run = self.start("same")
         before = run.sink.identity()
@@ -346,18 +356,21 @@ class SinkConformance:
         run.sink.claim(run.place)  # may come again, at every start
         run.stage([(1, "a")])
         sink, place = self.make_sink("owned"), self.place("owned", root="another")
-        for call in (
-            partial(self.check, sink, place),
-            partial(sink.claim, place),
-            partial(sink.fence, place, 7),
-            partial(sink.commit, place, permit(7), Committable(0)),
-        ):
+        calls: list[tuple[str, Callable[[], object]]] = [
+            ("check_table", partial(self.check, sink, place)),
+            ("claim", partial(sink.claim, place)),
+            ("fence", partial(sink.fence, place, 7)),
+            ("commit", partial(sink.commit, place, permit(7), Committable(0))),
+        ]
+        if isinstance(sink, ProbingSink):
+            calls.append(("probe", partial(sink.probe, place)))
+        for name, call in calls:
             refused = False
             try:
                 call()
             except ForeignTable:
                 refused = True
-            assert refused, f"{call.func.__name__} took another root's table"
+            assert refused, f"{name} took another root's table"
         run.commit(1)
         assert self.shown("owned") == Counter([(1, "a")])
         if self.shares_table:

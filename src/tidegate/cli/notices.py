@@ -1,0 +1,56 @@
+"""What a run has to tell besides numbers: who waits for whom, and what went wrong. One line each, the gravest first.
+
+Every view takes its notices from here: the live one and `tidegate status` show them with the stages, the plain log
+tells each now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from tidegate.cli.text import age
+from tidegate.spark.status import RunStatus
+
+
+class Notice(msgspec.Struct, frozen=True):
+    """`about`: what stays the same as long as it is the same notice, while times in its text go on. `stages`: those
+    that it is about, which are shown before others where there is no room for all. `is_logged`: the run itself has
+    written it to its log."""
+
+    text: str
+    about: str
+    stages: frozenset[str] = frozenset()
+    is_logged: bool = False
+
+
+def notices(status: RunStatus) -> list[Notice]:
+    return [*_due(status), *_waiting(status), *_first_batch(status)]
+
+
+def _due(status: RunStatus) -> Iterator[Notice]:
+    """A checkpoint that ought to have been begun."""
+    if status.due is not None:
+        text = f"the next checkpoint is due for {age(status.due.since)}: {status.due.why}"
+        yield Notice(text, f"due {status.due.held_back_by}")
+
+
+def _waiting(status: RunStatus) -> Iterator[Notice]:
+    """A stage that has to wait: for those behind it, or for what it reads from."""
+    for name, stage in status.stages.items():
+        if stage.held_back_by is not None:
+            text = f"{name} is held back by {stage.held_back_by}"
+            yield Notice(text, text, frozenset((name, stage.held_back_by)))
+        if stage.no_batch is not None:
+            text = f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}"
+            yield Notice(text, f"{name} no batch", frozenset((name,)), is_logged=True)
+
+
+def _first_batch(status: RunStatus) -> Iterator[Notice]:
+    """What a run that has just started shows is nothing but zeros, which may look as if it did nothing."""
+    is_told = any(stage.no_batch is not None for stage in status.stages.values())
+    none_yet = status.stages and all(stage.batch is None for stage in status.stages.values())
+    if status.state == "running" and none_yet and not is_told:
+        text = "no batch is committed yet: Spark works on the first, or there is no input"
+        yield Notice(text, text)
