@@ -17,6 +17,7 @@ from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import deletable
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
 from tidegate.spark.order import in_order
@@ -528,6 +529,28 @@ OWN_DEFECTS: Final = (
         "a checkpoint waits for its tables for ever, though the next generation has committed it",
         rewrite(Edit(Observer._of_earlier, 'each.state == "committing" and is_shown', "False")),
         played_properties.what_was_decided_before_a_restart_is_complete_once_tables_show_it,
+    ),
+    # -- upkeep of tables
+    Mutant(
+        "vacuum_does_not_ask_what_is_retained",
+        Section.OWN,
+        "files are deleted by their age alone, though a retained checkpoint is read by them",
+        rewrite(Edit(DeltaTable._vacuum, "versions_of(self._path, place.stage, retained())", "[]")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
+    Mutant(
+        "vacuum_takes_what_is_not_added_yet",
+        Section.OWN,
+        "a file that another writer has just written is deleted before it is added",
+        rewrite(Edit(unneeded_files, "max(kept_s, _UNKNOWN_FOR_S)", "kept_s")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
+    Mutant(
+        "upkeep_does_not_look_whether_files_are_still_shown",
+        Section.OWN,
+        "what was made of some files is added though another writer has replaced them meanwhile",
+        rewrite(Edit(DeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources
     Mutant(

@@ -11,16 +11,16 @@ from tidegate.errors import InvalidConfig
 
 UnalignedMode = Literal["never", "on_timeout", "always"]
 
-_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _SIZES: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
 
 def as_ms(name: str, text: str) -> int:
     """A time as users write it, in milliseconds."""
-    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h)", text.strip())
+    match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|d)", text.strip())
     if match is None:
-        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
+        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m, 1h or 7d")
     return int(match[1]) * _UNITS[match[2]]
 
 
