@@ -28,6 +28,7 @@ from pyspark.sql.udtf import UserDefinedTableFunction
 from tidegate.errors import InvalidConfig, SparkLost, first_line
 from tidegate.sinks.sessions import FOR_TABLES, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
+from tidegate.spark.spark_log import keep_short
 
 # How long a JVM that was killed takes to be seen as gone.
 _DYING_S: Final = 5.0
@@ -110,7 +111,6 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
     log.parent.mkdir(parents=True, exist_ok=True)
     # By the environment, not by options of the JVM: those cannot hold every path.
     os.environ["LOG4J_CONFIGURATION_FILE"] = str(_LOG_SETTINGS)
-    os.environ["TIDEGATE_SPARK_LOG"] = str(log)
     builder = (
         SparkSession.builder.master("local[*]")
         .appName(name)
@@ -123,6 +123,7 @@ def local_session(name: str, log: Path, settings: Mapping[str, str] | None = Non
     try:
         with _stderr_to(log), _handlers_kept(), _ended_if_it_fails():
             session = builder.getOrCreate()
+        keep_short(log)
     except PySparkException as error:
         raise InvalidConfig(
             f"Spark could not be started: {first_line(error)} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its "
@@ -146,7 +147,7 @@ def _let_py4j_log_as_itself() -> None:
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """What the JVM writes past its own log (warnings at its start, a dying driver's traces) goes to the log too.
+    """What the JVM says, of its own and by its log (warnings at its start, a dying driver's traces), goes to the log.
 
     It inherits its stderr from us when it is started, so ours leads there for that while.
     """
