@@ -120,7 +120,7 @@ class DeltaTable:
         if self._optimize_ms is not None and self._target_size is None:
             raise InvalidConfig("optimize needs a target_file_size: that is what it makes of small files")
         self._vacuum_ms = None if vacuum is None else as_ms("vacuum", vacuum)
-        self._turn = threading.Lock()
+        self._turn = threading.RLock()
         """Commits and the short part of upkeep that moves the table on take turns, so that none is in vain."""
         self._checked: dict[str, frozenset[str]] = {}
         """The staged files of each owner that were looked through."""
