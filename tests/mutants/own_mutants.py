@@ -17,6 +17,7 @@ from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import _thinned, deletable, retained_after
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
 from tidegate.spark.generation import Generation
@@ -637,6 +638,28 @@ OWN_DEFECTS: Final = (
         "rows that a checkpoint has sealed are sought where the table was before it was moved",
         rewrite(Edit(_moved, "if not path.is_relative_to(then.address):", "if True:")),
         played_properties.what_was_staged_moves_with_its_table,
+    ),
+    # -- upkeep of tables
+    Mutant(
+        "vacuum_does_not_ask_what_is_retained",
+        Section.OWN,
+        "files are deleted by their age alone, though a retained checkpoint is read by them",
+        rewrite(Edit(DeltaTable._vacuum, "versions_of(self._path, place.stage, retained())", "[]")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
+    Mutant(
+        "vacuum_takes_what_is_not_added_yet",
+        Section.OWN,
+        "a file that another writer has just written is deleted before it is added",
+        rewrite(Edit(unneeded_files, "max(kept_s, _UNKNOWN_FOR_S)", "kept_s")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
+    Mutant(
+        "upkeep_does_not_look_whether_files_are_still_shown",
+        Section.OWN,
+        "what was made of some files is added though another writer has replaced them meanwhile",
+        rewrite(Edit(DeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources
     Mutant(

@@ -11,6 +11,7 @@ from pathlib import Path
 import deltalake
 
 import tidegate as tg
+from tests.sinks.test_healthy_tables import HealthyTable
 from tidegate.sinks.contract import Sink
 from tidegate.testing.sinks import Rows, SinkConformance, as_rows
 
@@ -58,3 +59,19 @@ def a_table_is_of_one_root() -> None:
 def of_two_that_claim_a_table_one_wins() -> None:
     with tables() as suite:
         suite.test_of_two_roots_that_claim_a_table_at_once_one_wins()
+
+
+def upkeep_shows_the_same_at_every_retained_checkpoint() -> None:
+    table = HealthyTable()
+    with table.folder:
+        for _ in range(3):
+            table.a_batch_is_staged(rows=2)
+            table.a_checkpoint_is_decided(gap=1)
+            table.the_oldest_epoch_is_committed(is_known=True)
+        just_written = table.path / "theirs.parquet"
+        just_written.write_bytes(b"by another writer, who is about to add it")
+        for ends in ("in vain", "before", "well"):
+            table.the_table_is_looked_after(ends)
+            table.nothing_is_shown_twice_and_nothing_that_was_not_decided()
+        assert just_written.exists()
+        table.teardown()

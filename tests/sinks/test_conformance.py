@@ -63,6 +63,21 @@ class TestDeltaTableByKey(TestDeltaTable):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+class TestDeltaTableOfFewFiles(TestDeltaTable):
+    @pytest.fixture(autouse=True)
+    def given_spark(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spark = spark
+        monkeypatch.setattr("tidegate.sinks.delta._WORTH_A_JOB", 1)
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self.lake / name, target_file_size="1MB", optimize="1h", vacuum="0s")
+
+
+@pytest.mark.spark
 @pytest.mark.postgres
 @pytest.mark.slow
 class TestPostgresTable(SinkConformance):

@@ -156,9 +156,9 @@ def rows_of(file: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def make_table(path: Path, spark: SparkSession) -> deltalake.DeltaTable:
-    """As a pipeline does: files of Spark's, added by a commit."""
-    sink = DeltaTable(path, "place")
+def make_table(path: Path, spark: SparkSession, target: str | None = None, parts: int = 1) -> deltalake.DeltaTable:
+    """As a pipeline does: files of Spark's, added by a commit; in so many parts of each."""
+    sink = DeltaTable(path, "place", target_file_size=target)
     place = SinkPlace("shop", "orders", path / "unused", spark)
     sink.check_table(place, SCHEMA, "append")
     sink.prepare_table(place, SCHEMA)
@@ -166,10 +166,11 @@ def make_table(path: Path, spark: SparkSession) -> deltalake.DeltaTable:
     staged = []
     for file in range(FILES):
         folder = sink.staging_folder(place, 1) / str(file)
-        written = session.createDataFrame(rows_of(file), SCHEMA).coalesce(1).write
+        written = session.createDataFrame(rows_of(file), SCHEMA).repartition(parts).write
         written.partitionBy("place").parquet(str(folder))
-        (staged_file,) = folder.rglob("*.parquet")
-        staged.append(StagedFile(file, str(staged_file), staged_file.stat().st_size, count_rows(staged_file)))
+        found = sorted(folder.rglob("*.parquet"))
+        assert len(found) <= parts
+        staged += [StagedFile(file, str(each), each.stat().st_size, count_rows(each)) for each in found]
     sink.commit(place, permit(1), Committable(FILES - 1, tuple(staged)))
     return deltalake.DeltaTable(path)
 
@@ -310,6 +311,32 @@ def test_spark_finds_every_row_that_a_filter_does_not_rule_out(
     found, expected = by_spark(TableAt(path, table.version()).to_spark(spark))
     assert found == expected
     assert sum(map(len, expected)) > 30
+
+
+@pytest.fixture(scope="module")
+def combined(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> deltalake.DeltaTable:
+    """One file for each place."""
+    return make_table(tmp_path_factory.mktemp("lake") / "combined", spark, "32MB", parts=2)
+
+
+def test_files_that_were_combined_hold_every_value_as_it_was(
+    combined: deltalake.DeltaTable, table: deltalake.DeltaTable, spark: SparkSession
+) -> None:
+    assert len(combined.file_uris()) == 3 < len(table.file_uris())
+
+    def read(one: deltalake.DeltaTable) -> list[Any]:
+        path = Path(one.table_uri.removeprefix("file://"))
+        rows = TableAt(path, one.version()).to_spark(spark)
+        plain = spark.read.schema(SCHEMA).parquet(*(str(path / file.path) for file in active_files(one))).drop("place")
+        # As Spark's own text: Python has no time before the year 1 in another zone.
+        texts = [each.orderBy("id").selectExpr("cast(struct(*) as string)").collect() for each in (rows, plain)]
+        by_delta = one.to_pyarrow_table().sort_by("id")
+        assert by_delta.schema == table.to_pyarrow_table().schema
+        return [*texts, repr(by_delta.to_pylist())]
+
+    assert read(combined) == read(table)
+    for found, expected in (by_arrow(combined), by_sql(combined)):
+        assert found == expected
 
 
 def test_columns_in_a_struct_are_filtered_by(table: deltalake.DeltaTable) -> None:

@@ -1,16 +1,21 @@
 """A table that nobody has put back is never taken for one that was, and shows each row once, whatever happens when.
 
 A pipeline of one sink is stopped, restored, set back to an older checkpoint where the newest is damaged, and overtaken,
-beside another owner of the table, another writer, and the upkeep of the table's log. Rows are staged without Spark.
+beside another owner of the table, another writer, and the upkeep of the table's log. Its small files are made few, and
+what nobody needs is deleted. Rows are staged, and written again, without Spark.
 """
 
 from __future__ import annotations
 
 import importlib
 import tempfile
+import threading
+import uuid
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -22,10 +27,15 @@ from tests.protocol.search import Step, search, steps
 from tidegate.errors import Fenced, SinkFailed, TablePutBack
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.reading import versions_of
+from tidegate.sinks.scan import TableFile
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.sinks.upkeep import Rewritten
+from tidegate.storage.manifest import StageShape
 from tidegate.testing.sinks import Row, SinkRun, columns
 
 pyarrow: Any = importlib.import_module("pyarrow")
+parquet: Any = importlib.import_module("pyarrow.parquet")
 
 STEPS = steps(
     (6, "a_batch_is_staged", {"rows": st.sampled_from([0, 1, 1, 2])}),
@@ -40,7 +50,43 @@ STEPS = steps(
     (1, "another_sink_commits", {}),
     (1, "another_writer_appends", {}),
     (1, "the_log_is_kept_short", {}),
+    (4, "the_table_is_looked_after", {"ends": st.sampled_from(["well", "well", "before", "after", "in vain"])}),
 )
+
+
+class Killed(Exception):
+    """In the middle of something."""
+
+
+class KeptTable(DeltaTable):
+    """Its files are written again by Arrow. `ends` says how a pass of upkeep does."""
+
+    ends = "well"
+
+    def __init__(self, path: Path, vacuum: str | None = "0s") -> None:
+        super().__init__(path, target_file_size="8KB", optimize="1h", vacuum=vacuum)
+
+    def _rewriting(
+        self, session: Any, table: deltalake.DeltaTable, folder: Path
+    ) -> Callable[[Sequence[TableFile]], Rewritten]:
+        def rewritten(files: Sequence[TableFile]) -> Rewritten:
+            target = folder / f"{table.version()}-{uuid.uuid4()}.parquet"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            parquet.write_table(parquet.read_table([self.path / file.path for file in files]), target)
+            if self.ends == "in vain":
+                place = SinkPlace("shop", "returns", folder, session, fsync=False)
+                KeptTable(self.path, vacuum=None).keep_up(place, 1, list, threading.Event())
+            return Rewritten(files, [target])
+
+        return rewritten
+
+    def _transact(self, *arguments: Any) -> bool:
+        if self.ends == "before":
+            raise Killed
+        answer = super()._transact(*arguments)
+        if self.ends == "after":
+            raise Killed
+        return answer
 
 
 class HealthyTable(RuleBasedStateMachine):
@@ -74,12 +120,13 @@ class HealthyTable(RuleBasedStateMachine):
             self.folder.cleanup()
 
     def place(self, stage: str) -> SinkPlace:
-        return SinkPlace("shop", stage, Path(self.folder.name) / "unused", root="root", fsync=False)
+        session: Any = object()  # never used
+        return SinkPlace("shop", stage, Path(self.folder.name) / "unused", session, root="root", fsync=False)
 
     def started(self, restored: Committable | None) -> SinkRun:
         """As a run opens: the table is checked against the checkpoint, and claimed."""
         self.generation += 1
-        sink, place = DeltaTable(self.path), self.place("orders")
+        sink, place = KeptTable(self.path), self.place("orders")
         sink.check_table(place, columns(), "append")
         facts = sink.facts(place)
         if restored is None:
@@ -91,8 +138,8 @@ class HealthyTable(RuleBasedStateMachine):
         self.batches = {batch: rows for batch, rows in self.batches.items() if batch < next_batch}
         return SinkRun(sink, place, self.generation, restored, next_batch)
 
-    def shown(self) -> Counter[Row]:
-        found = deltalake.DeltaTable(self.path).to_pyarrow_table().to_pylist()
+    def shown(self, version: int | None = None) -> Counter[Row]:
+        found = deltalake.DeltaTable(self.path, version=version).to_pyarrow_table().to_pylist()
         return Counter((row["id"], row["value"]) for row in found)
 
     def new_rows(self, count: int) -> list[Row]:
@@ -186,12 +233,38 @@ class HealthyTable(RuleBasedStateMachine):
     def the_log_is_kept_short(self) -> None:
         table = deltalake.DeltaTable(self.path)
         table.create_checkpoint()
+        checkpoint = table.version()
         with suppress(DeltaError):
             table.cleanup_metadata()
         table.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
         for path in sorted((self.path / "_delta_log").glob("*.json"))[:-1]:  # as if they were old enough
-            if int(path.stem) < table.version():
+            if int(path.stem) < checkpoint:
                 path.unlink()
+
+    def the_table_is_looked_after(self, ends: str) -> None:
+        """What retained checkpoints show can be read as before."""
+        retained = [self.manifest(*each) for each in self.decided[-3:]]
+        before = [self.shown_at(each) for each in retained]
+        sink = self.run.sink
+        assert isinstance(sink, KeptTable)
+        sink.ends = ends
+        with suppress(Killed):
+            sink.keep_up(self.run.place, self.generation, lambda: retained, threading.Event())
+        sink.ends = "well"
+        assert [self.shown_at(each) for each in retained] == before
+
+    def manifest(self, epoch: int, sealed: Committable) -> Any:
+        shape = {"orders": StageShape("sink", (), "append", "", self.run.sink.table)}
+        stages = {"orders": SimpleNamespace(committable=sealed.encode())}
+        return SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages)
+
+    def shown_at(self, manifest: Any) -> Counter[Row] | None:
+        """None: no version shows it that the log still has, and all files of."""
+        try:
+            versions = versions_of(self.path, "orders", [manifest])
+            return self.shown(*versions) if versions else None
+        except (SinkFailed, FileNotFoundError):
+            return None
 
     # -- what must hold ---------------------------------------------------------------------------
 

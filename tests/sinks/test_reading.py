@@ -45,9 +45,8 @@ def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) ->
 
     def table_at(epoch: int) -> TableAt:
         sealed = SimpleNamespace(committable=Committable(epoch - 1).encode())
-        manifest: Any = SimpleNamespace(epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed})
-        root: Any = SimpleNamespace(pipeline="shop")
-        return _table_at(root, ["orders"], sink.path, manifest)
+        manifest: Any = SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed})
+        return _table_at(["orders"], sink.path, manifest)
 
     assert [table_at(epoch).version for epoch in (8, 9, 10, 11, 12)] == [8, 9, 10, 11, 12]
     assert table_at(9).to_arrow().num_rows == 9
@@ -97,8 +96,10 @@ class SharedTable:
         shape = {
             name: StageShape("sink", (), "append", "", TableAddress("delta", str(path))) for name, path in paths.items()
         }
-        manifest: Any = SimpleNamespace(epoch=epoch, checkpoint_id=epoch, aligned=True, shape=shape, stages=stages)
-        root: Any = SimpleNamespace(pipeline="shop", manifest=lambda _: manifest)
+        manifest: Any = SimpleNamespace(
+            pipeline="shop", epoch=epoch, checkpoint_id=epoch, aligned=True, shape=shape, stages=stages
+        )
+        root: Any = SimpleNamespace(manifest=lambda _: manifest)
         record: Any = SimpleNamespace(checkpoint_id=epoch)
         return {
             name: {(row["sink"], row["epoch"]) for row in table.to_arrow().to_pylist()}

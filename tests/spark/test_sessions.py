@@ -21,6 +21,7 @@ from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.sinks.sessions import derived_session
 from tidegate.spark.run import run_pipeline
 from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.spark_log import rotate
 from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -195,15 +196,53 @@ def test_a_number_of_shuffle_partitions_that_the_user_has_set_is_kept_whatever_i
     assert dict(session.conf.getAll) == before
 
 
-def test_a_session_of_our_own_starts_whatever_letters_the_root_has(tmp_path: Path) -> None:
+TALKATIVE = """
+import pathlib, sys, time
+import tidegate.spark.session as s
+from tidegate.spark import spark_log
+spark_log.rotate.__defaults__ = (20_000,)
+spark_log._LOOK_EVERY_S = 0.05
+log = pathlib.Path(sys.argv[1])
+spark = s.local_session("odd", log)
+print("rows:", spark.range(3).count())
+for number in range(10):  # past Spark's own log, as Python functions do
+    for _ in range(5):
+        spark._jvm.java.lang.System.err.println(f"{number} " * 4000)
+    deadline = time.monotonic() + 30
+    while log.stat().st_size > 20_000 and time.monotonic() < deadline:
+        time.sleep(0.01)
+spark._jvm.org.slf4j.LoggerFactory.getLogger("a.b.last").warn("words")
+"""
+
+
+def test_a_session_of_our_own_starts_whatever_letters_the_root_has_and_its_log_stays_short(tmp_path: Path) -> None:
     log = tmp_path / "größe 50% a+b it's" / "root" / "spark.log"
-    program = "import sys, pathlib, tidegate.spark.session as s; "
-    program += "print('rows:', s.local_session('odd', pathlib.Path(sys.argv[1])).range(3).count())"
     environment = {**os.environ, "PYTHONPATH": str(Path(local_session.__code__.co_filename).parents[2])}
-    command = [sys.executable, "-c", program, str(log)]
+    command = [sys.executable, "-c", TALKATIVE, str(log)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert "rows: 3" in ended.stdout, ended.stderr[-2000:]
-    assert log.exists()
+    assert " WARN last: words" in log.read_text()
+    found = sorted(log.parent.glob("spark.log*"))
+    assert [path.name for path in found] == ["spark.log", "spark.log.1", "spark.log.2"]
+    assert log.stat().st_size < 20_000
+    assert found[1].read_text().startswith("9 9 ")
+    assert found[2].stat().st_size > 20_000
+
+
+def test_who_appends_to_the_log_goes_on_in_it_when_it_was_emptied(tmp_path: Path) -> None:
+    log = tmp_path / "spark.log"
+    with log.open("ab", buffering=0) as file:
+        for number in range(5):
+            file.write(b"%d" % number * 10)
+            rotate(log, longest=10)  # which it is not longer than
+            file.write(b"!")
+            rotate(log, longest=10)
+            assert log.read_bytes() == b""
+        file.write(b"last")
+    assert log.read_bytes() == b"last"
+    assert (tmp_path / "spark.log.1").read_bytes() == b"4" * 10 + b"!"
+    assert (tmp_path / "spark.log.2").read_bytes() == b"3" * 10 + b"!"
+    assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_in_any_time_zone_and_with_odd_partitions_a_table_holds_what_a_batch_job_would_write(

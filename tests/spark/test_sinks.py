@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import re
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,7 @@ from tests.spark.harness import as_rows, oracle, run_to_end, stream, table_rows,
 from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, StageFailed, TidegateError, UnknownCheckpoint
 from tidegate.protocol.commit import CommitPermit
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, SinkPlace
+from tidegate.spark.upkeep import TableUpkeep
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -190,7 +194,7 @@ def two_tables(folder: Path, sink: Callable[[Path], tg.DeltaTable] = tg.DeltaTab
     def rows(spark: SparkSession) -> DataFrame:
         return stream(spark, folder / "in", 1)
 
-    @pipeline.sink(tg.DeltaTable(folder / "lake" / "all", partition_by="key"))
+    @pipeline.sink(tg.DeltaTable(folder / "lake" / "all", partition_by="key", optimize="1s", vacuum="0s"))
     def everything(rows: DataFrame) -> DataFrame:
         return rows.select("id", "key")
 
@@ -201,7 +205,18 @@ def two_tables(folder: Path, sink: Callable[[Path], tg.DeltaTable] = tg.DeltaTab
     return pipeline
 
 
-def test_at_every_checkpoint_all_tables_show_the_same_prefix(tmp_path: Path, spark: SparkSession) -> None:
+def test_at_every_checkpoint_all_tables_show_the_same_prefix_though_one_is_compacted_and_vacuumed(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tidegate")
+    stop = TableUpkeep.stop
+
+    def stop_later(self: TableUpkeep) -> None:
+        """The runs are short: they end no pass before it has come to its end."""
+        wait(self._under_way.values())
+        stop(self)
+
+    monkeypatch.setattr(TableUpkeep, "stop", stop_later)
     pipeline = two_tables(tmp_path)
     found = {}
     for first_file in range(0, 12, 4):
@@ -219,6 +234,10 @@ def test_at_every_checkpoint_all_tables_show_the_same_prefix(tmp_path: Path, spa
         shown = tables["everything"].to_spark(spark).select("id", "key").collect()
         assert as_rows(shown) == Counter((each, f"k{each % 5}") for each in range(count))
         assert sorted(tables["everything"].to_pandas()["id"]) == list(range(count))
+    assert re.search(
+        r"sink everything: upkeep of Delta table .*all: before: \d+ files, after: 5; 0 deleted", caplog.text
+    )
+    assert "failed" not in caplog.text
 
 
 class Late(tg.DeltaTable):

@@ -11,9 +11,9 @@ from tidegate.errors import InvalidConfig
 
 UnalignedMode = Literal["never", "on_timeout", "always"]
 
-_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+_UNITS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
-_TIME: Final = re.compile(r"(\d+)\s*(ms|s|m|h)")
+_TIME: Final = re.compile(r"(\d+)\s*(ms|s|m|h|d)")
 
 _SIZES: Final = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 
@@ -22,7 +22,7 @@ def as_ms(name: str, text: str) -> int:
     """A time as users write it, in milliseconds."""
     match = _TIME.fullmatch(text.strip())
     if match is None:
-        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m or 1h")
+        raise InvalidConfig(f"{name} is {text!r}; write a number and a unit, such as 500ms, 10s, 5m, 1h or 7d")
     return int(match[1]) * _UNITS[match[2]]
 
 

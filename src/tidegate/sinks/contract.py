@@ -42,18 +42,29 @@ The rules:
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
 
 import msgspec
 
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+
+class Upkeep(msgspec.Struct, frozen=True):
+    """What one pass of looking after a table has done to it."""
+
+    files_before: int
+    files_after: int
+    deleted: int
+    freed_bytes: int
 
 
 class SinkPlace(msgspec.Struct, frozen=True):
@@ -239,6 +250,27 @@ class SinkWithPath(Sink, Protocol):
 
     def seen_from(self, folder: Path) -> Self:
         """The sink with its path taken from this folder, if it is relative."""
+        ...
+
+
+@runtime_checkable
+class KeptSink(Sink, Protocol):
+    """A sink that looks after its table now and then, beside its commits."""
+
+    @property
+    def upkeep_every_ms(self) -> int | None:
+        """How often; None: never."""
+        ...
+
+    def upkeep_due_in_ms(self, place: SinkPlace) -> int:
+        """How soon, by when the table was last looked after, by whatever run."""
+        ...
+
+    def keep_up(
+        self, place: SinkPlace, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event
+    ) -> Upkeep | None:
+        """One pass. It shows the same rows before and after, whenever it is killed, and leaves what `retained` says,
+        asked after the table was looked at, as readable as it was. None: there was nothing to do."""
         ...
 
 

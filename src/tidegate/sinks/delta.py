@@ -5,6 +5,8 @@ links the epoch's files into the table and adds them in one transaction, which a
 batch and the generation as application transactions. The table's own record makes a repeated commit do nothing. Another
 one, of the root that the owner's rows come from, is made before anything is staged.
 
+Of many small files of an epoch a commit makes few (`sinks/combining.py`): in the same transaction, so once.
+
 With a `key`, a commit replaces the rows of the table that have a key of the epoch's (`sinks/upsert.py`). What was
 staged is looked through before a checkpoint is decided: different rows of one key in a batch are refused.
 """
@@ -15,10 +17,14 @@ import copy
 import hashlib
 import importlib
 import json
+import logging
 import os
 import shutil
+import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Self
 from urllib.parse import unquote
@@ -28,11 +34,14 @@ from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidegate.errors import Fenced, InvalidPipeline, InvariantViolation, SinkFailed, first_line
+from tidegate.errors import Fenced, InvalidConfig, InvalidPipeline, InvariantViolation, SinkFailed, first_line
 from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.config import as_ms, size_in_bytes
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
+from tidegate.sinks.combining import Piece, bins, combine
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep
 from tidegate.sinks.features import FORGETTING, unwritable
+from tidegate.sinks.reading import versions_of
 from tidegate.sinks.scan import TableFile, active_files
 from tidegate.sinks.staging import (
     NULL_FOLDER,
@@ -48,20 +57,30 @@ from tidegate.sinks.staging import (
     refuse_put_back,
 )
 from tidegate.sinks.statistics import statistics
+from tidegate.sinks.upkeep import Rewritten, retention_s, rewrite, small_files, unneeded_files
 from tidegate.storage.disk import sync
 from tidegate.storage.files import link, local_path, plain_path
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.parquet import count_rows
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from tidegate.sinks.upsert import Upsert
 
+_log = logging.getLogger("tidegate")
 _STAGING: Final = "_tidegate"
 _MERGE: Final = "merge-"
+_UPKEEP: Final = "upkeep"
+_UPKEEP_BYTES: Final = 1 << 30
+"""What upkeep replaces in one transaction."""
 _RESERVED: Final = "_tidegate_"
 """What the names of our columns beside the table's own start with, when Spark reads it."""
+_SMALL_AT_A_COMMIT: Final = 16
+"""What part of the target. Larger files are too much to write again while the table is waited for: upkeep does that."""
+_WORTH_A_JOB: Final = 3
+"""By how many an epoch's files must become fewer for a job of Spark's to pay."""
 _COMMIT_TRIES: Final = 5
 _FORCED_VERSIONS: Final = 20
 
@@ -71,6 +90,11 @@ class DeltaTable:
 
     `partition_by` names its partition columns. `key` names the columns by which a new row replaces an old one, and
     `newest_by` those that tell which of them is the newer one, whenever it comes; without it the later one is.
+
+    `target_file_size` is what a commit makes of an epoch's small files; with None they are shown as they were staged.
+
+    With `optimize`, that often, small files of several epochs become few, in the background, and files are deleted that
+    were removed from the table longer ago than `vacuum` and that no retained checkpoint needs; with None none is.
     """
 
     is_exactly_once = True
@@ -82,12 +106,24 @@ class DeltaTable:
         *,
         key: str | Sequence[str] = (),
         newest_by: str | Sequence[str] = (),
+        target_file_size: str | None = "32MB",
+        optimize: str | None = None,
+        vacuum: str | None = "7d",
     ) -> None:
         self._given = local_path(path)
         self._path = plain_path(path)
         self._partition_by = as_names(partition_by)
         self._key = as_names(key)
         self._newest_by = as_names(newest_by)
+        self._target_size = None if target_file_size is None else size_in_bytes("target_file_size", target_file_size)
+        if self._target_size == 0:
+            raise InvalidConfig("target_file_size is 0; write a size such as 32MB, or None to leave files as they are")
+        self._optimize_ms = None if optimize is None else as_ms("optimize", optimize)
+        if self._optimize_ms is not None and self._target_size is None:
+            raise InvalidConfig("optimize needs a target_file_size: that is what it makes of small files")
+        self._vacuum_ms = None if vacuum is None else as_ms("vacuum", vacuum)
+        self._turn = threading.RLock()
+        """Commits and the short part of upkeep that moves the table on take turns, so that none is in vain."""
         self._checked: dict[str, frozenset[str]] = {}
         """The staged files of each owner that were looked through."""
         self._wanted: dict[str, deltalake.Schema] = {}
@@ -316,6 +352,10 @@ class DeltaTable:
 
     def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), place, committable.batches)
+        with self._turn:
+            return self._commit(place, permit, committable)
+
+    def _commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
@@ -327,7 +367,7 @@ class DeltaTable:
             shown = _record(table, place, "batch")
             epoch = _record(table, place, "epoch")
             refuse_put_back(self.describe(), place, epoch, shown, committable)
-            attempts = self._attempts(place, permit.generation) if self._key else []
+            attempts = self._attempts(place, permit.generation)
             if epoch >= permit.epoch:
                 # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
                 # what was staged is removed.
@@ -354,9 +394,12 @@ class DeltaTable:
             # version, none of them can.
             own = self._attempt(place, permit)
             vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
-            if not self._transact(place, table, self._actions(place, table, permit, fresh), records):
+            staged = self._targets(place, [Path(file.path) for file in fresh])
+            actions = self._actions(place, table, permit, fresh)
+            if not self._transact(place, table, actions, records):
                 continue  # look at what the other writer left
-            for path in vain:
+            added = {self._path / each.path for each in actions if isinstance(each, AddAction)}
+            for path in {*vain, *staged} - added:
                 path.unlink(missing_ok=True)
             _remove([*attempts, own])
             return CommitAnswer.COMMITTED
@@ -366,26 +409,60 @@ class DeltaTable:
         self, place: SinkPlace, table: deltalake.DeltaTable, permit: CommitPermit, fresh: list[StagedFile]
     ) -> list[AddAction | RemoveAction]:
         """What a transaction does to show what was staged."""
-        if not self._key:
-            return [*self._add_all(place, [Path(file.path) for file in fresh])]
         folder = self._attempt(place, permit)
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
         _remove([folder])
+        if not self._key:
+            return [*self._add_all(place, self._combined(place, table, fresh, folder))]
         upsert = self._upsert(place, table.schema(), active_files(table, self._key))
-        # It brings PySpark, which an append does not need.
-        from pyspark.errors import PySparkException
-
-        try:
+        with _spark_fails(f"{self.describe()}: its rows cannot be merged"):
             replaced = upsert.write(fresh, folder)
-        except (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError) as error:
-            why = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
-            raise SinkFailed(f"{self.describe()}: its rows cannot be merged: {str(why).splitlines()[0]}") from error
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
             *self._add_all(place, [path for path in sorted(folder.rglob("*.parquet")) if count_rows(path)]),
         ]
+
+    def _combined(
+        self, place: SinkPlace, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], folder: Path
+    ) -> list[Path]:
+        """The files to be shown: those that were staged, and in place of small ones what they were combined to."""
+        staged = [Path(file.path) for file in fresh]
+        if self._target_size is None or place.session is None:
+            return staged
+        targets = self._targets(place, staged)
+        homes = {path: target.parent.relative_to(self._path) for path, target in zip(staged, targets, strict=True)}
+        wanted = bins(
+            (Piece(path, file.size_bytes, homes[path]) for path, file in zip(staged, fresh, strict=True)),
+            self._target_size,
+            self._target_size // _SMALL_AT_A_COMMIT,
+        )
+        if sum(len(pieces) - 1 for pieces in wanted) < _WORTH_A_JOB:
+            return staged
+        try:
+            with _spark_fails("Spark"):
+                written = combine(place.session, self._stored(table), wanted, folder)
+        except (SinkFailed, OSError) as error:
+            # To show many small files is better than to show none.
+            _log.warning("%s: small files are shown as they are: %s", self.describe(), error)
+            _remove([folder])
+            return staged
+        combined = {piece.path for pieces in wanted for piece in pieces}
+        shown = [path for path in staged if path not in combined]
+        for number, (pieces, below) in enumerate(zip(wanted, written, strict=True)):
+            home = folder / homes[pieces[0].path]
+            home.mkdir(parents=True, exist_ok=True)
+            # In each bin Spark gives the same names.
+            shown += [path.rename(home / f"bin-{number:05d}-{path.name}") for path in sorted(below.glob("*.parquet"))]
+        return shown
+
+    def _stored(self, table: deltalake.DeltaTable) -> StructType:
+        """The columns that the table's files hold: without those that it is partitioned by."""
+        from pyspark.sql.types import StructType
+
+        every = StructType.fromJson(json.loads(table.schema().to_json()))
+        return StructType([field for field in every.fields if field.name not in self._partition_by])
 
     def _upsert(self, place: SinkPlace, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
         # These bring PySpark, which an append does not need.
@@ -396,14 +473,23 @@ class DeltaTable:
         if place.session is None:
             raise SinkFailed(f"{self.describe()} has a key: it can be committed only while the pipeline runs")
         schema = StructType.fromJson(json.loads(columns.to_json()))
-        return Upsert(place.session, self._path, schema, files, self._key, self._partition_by, self._newest_by)
+        return Upsert(
+            place.session,
+            self._path,
+            schema,
+            files,
+            self._key,
+            self._partition_by,
+            self._newest_by,
+            self._target_size,
+        )
 
-    def _add_all(self, place: SinkPlace, staged: list[Path]) -> list[AddAction]:
+    def _add_all(self, place: SinkPlace, staged: list[Path], *, data_change: bool = True) -> list[AddAction]:
         """Link files into the table, and describe them. When it is done they are on the disk, by these names too."""
-        staging = self._path / _STAGING / place.owner
-        added = [self._add(path, staging) for path in staged]
+        targets = self._targets(place, staged)
+        added = [self._add(path, target, data_change=data_change) for path, target in zip(staged, targets, strict=True)]
         if place.fsync:
-            sync((self._target(path, staging) for path in staged), self._forced)
+            sync(targets, self._forced)
         return added
 
     def _attempt(self, place: SinkPlace, permit: CommitPermit) -> Path:
@@ -421,6 +507,144 @@ class DeltaTable:
 
     def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
         forget_generations(self._path / _STAGING / place.owner, before_generation)
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    @property
+    def upkeep_every_ms(self) -> int | None:
+        return self._optimize_ms
+
+    def upkeep_due_in_ms(self, place: SinkPlace) -> int:
+        try:
+            last = self._upkeep_mark(place).stat().st_mtime
+        except FileNotFoundError:
+            return 0
+        since_ms = max(0, round((time.time() - last) * 1000))
+        return max(0, (self._optimize_ms or 0) - since_ms)
+
+    def _upkeep_mark(self, place: SinkPlace) -> Path:
+        """A file whose time tells when a pass has come to its end."""
+        return self._path / _STAGING / place.owner / "upkeep"
+
+    def keep_up(
+        self,
+        place: SinkPlace,
+        generation: int,
+        retained: Callable[[], Sequence[Manifest]],
+        is_stopping: threading.Event,
+    ) -> Upkeep | None:
+        table = self._open()
+        if table is None or place.session is None or self._target_size is None:
+            return None
+        before = after = len(active_files(table))
+        folder = self.staging_folder(place, generation) / _UPKEEP
+        _remove([folder])  # of a pass that failed
+        try:
+            rewritten = self._rewriting(place.session, table, folder)
+            after -= self._compact(place, table, self._target_size, rewritten, is_stopping)
+        finally:
+            _remove([folder])
+        deleted = [] if is_stopping.is_set() or self._vacuum_ms is None else self._vacuum(place, retained)
+        if not is_stopping.is_set():
+            mark = self._upkeep_mark(place)
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        return Upkeep(before, after, len(deleted), sum(deleted)) if deleted or after < before else None
+
+    def _compact(
+        self,
+        place: SinkPlace,
+        table: deltalake.DeltaTable,
+        target: int,
+        rewritten: Callable[[Sequence[TableFile]], Rewritten],
+        is_stopping: threading.Event,
+    ) -> int:
+        """Make few files of small ones. Returns by how many there are fewer."""
+        self._check_keepable(table)
+        done: list[Rewritten] = []
+        fewer = 0
+        for files in small_files(table, self._path, target):
+            if is_stopping.is_set():
+                break
+            done.append(rewritten(files))
+            if sum(each.size for each in done) >= _UPKEEP_BYTES:
+                fewer += self._replace(place, table.schema(), done)
+                done = []
+        return fewer + self._replace(place, table.schema(), done)
+
+    def _rewriting(
+        self, session: SparkSession, table: deltalake.DeltaTable, folder: Path
+    ) -> Callable[[Sequence[TableFile]], Rewritten]:
+        """Writes some files of one partition again, as one, each time to a folder of its own below this one."""
+        from pyspark.sql.types import StructType
+
+        from tidegate.sinks.sessions import table_session
+
+        own, numbers = table_session(session), count()
+        schema = StructType.fromJson(json.loads(table.schema().to_json()))
+
+        def rewritten(files: Sequence[TableFile]) -> Rewritten:
+            with _spark_fails("its small files cannot be made few"):
+                return rewrite(own, self._path, schema, files, self._partition_by, folder / str(next(numbers)))
+
+        return rewritten
+
+    def _check_keepable(self, table: deltalake.DeltaTable) -> None:
+        obstacle = unwritable(table, replaces=False)
+        if obstacle is not None:
+            raise SinkFailed(f"it has {obstacle}, which Tidegate does not do")
+        if tuple(table.metadata().partition_columns) != self._partition_by:
+            raise SinkFailed(f"it is no longer partitioned by {self._partition_by or 'nothing'}")
+
+    def _replace(self, place: SinkPlace, schema: deltalake.Schema, done: list[Rewritten]) -> int:
+        """Let what was written take the place of what it was made of, where the table still shows all of that."""
+        with self._turn:
+            for _ in range(_COMMIT_TRIES):
+                if not done:
+                    return 0
+                table = self._open()
+                active = set() if table is None else {file.path for file in active_files(table)}
+                still = [each for each in done if active.issuperset(file.path for file in each.files)]
+                if table is None or table.schema() != schema:
+                    still = []
+                self._unlink(place, [each for each in done if each not in still])
+                done = still
+                if table is None or not done:
+                    return 0
+                self._check_keepable(table)
+                now_ms = time.time_ns() // 1_000_000
+                removed = [RemoveAction(file.path, False, now_ms) for each in done for file in each.files]
+                added = self._add_all(place, [path for each in done for path in each.written], data_change=False)
+                if self._transact(place, table, [*removed, *added], []):
+                    return len(removed) - len(added)
+            self._unlink(place, done)
+            return 0  # others write to it all the time: later
+
+    def _unlink(self, place: SinkPlace, given_up: list[Rewritten]) -> None:
+        """What is known not to be in the table."""
+        for path in self._targets(place, (path for each in given_up for path in each.written)):
+            path.unlink(missing_ok=True)
+
+    def _vacuum(self, place: SinkPlace, retained: Callable[[], Sequence[Manifest]]) -> list[int]:
+        """Delete files that nobody needs. Returns their sizes."""
+        table = self._open()
+        if table is None or self._vacuum_ms is None:
+            return []
+        self._check_keepable(table)
+        # Asked after the table was opened: a checkpoint that is not among these yet is shown by a later version, and
+        # what this version no longer has, no later one has.
+        versions = versions_of(self._path, place.stage, retained())
+        files = unneeded_files(table, self._path, retention_s(table, self._vacuum_ms), versions)
+        with self._turn:
+            now = self._open()
+            shown = set() if now is None else {self._path / file.path for file in active_files(now)}
+            sizes = []
+            for path in files if now is not None else []:
+                if path not in shown:  # put back meanwhile, from an older version
+                    with suppress(FileNotFoundError):
+                        sizes.append(path.stat().st_size)
+                        path.unlink()
+            return sizes
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -474,9 +698,8 @@ class DeltaTable:
             files.add(pointer)
         self._forced = sync(files, self._forced, missing_ok=True) - {pointer}
 
-    def _add(self, staged: Path, staging: Path) -> AddAction:
+    def _add(self, staged: Path, target: Path, *, data_change: bool) -> AddAction:
         """Link a staged file into the table, and describe it."""
-        target = self._target(staged, staging)
         inside = target.relative_to(self._path).parts
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
@@ -487,15 +710,29 @@ class DeltaTable:
             size=status.st_size,
             partition_values=values,
             modification_time=int(status.st_mtime * 1000),
-            data_change=True,
+            data_change=data_change,
             stats=statistics(target),
         )
 
-    def _target(self, staged: Path, staging: Path) -> Path:
-        """Where a staged file is to be in the table."""
-        # Without the folder of the generation, and of the batch where a batch has one.
-        below = staged.relative_to(staging).parts[1:]
-        return self._path.joinpath(*(part for part in below[:-1] if "=" in part), below[-1])
+    def _targets(self, place: SinkPlace, staged: Iterable[Path]) -> list[Path]:
+        """Where staged files are to be in the table."""
+        staging = self._path / _STAGING / place.owner
+        # Without the folder of the generation, and of the batch or the attempt where there is one.
+        below = [path.relative_to(staging).parts[1:] for path in staged]
+        return [self._path.joinpath(*(part for part in each[:-1] if "=" in part), each[-1]) for each in below]
+
+
+@contextmanager
+def _spark_fails(what: str) -> Iterator[None]:
+    """Say what of ours has failed where Spark has."""
+    # It brings PySpark, which an append of files as they are does not need.
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError) as error:
+        why = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+        raise SinkFailed(f"{what}: {str(why).splitlines()[0]}") from error
 
 
 def _attempted(folder: Path) -> int:

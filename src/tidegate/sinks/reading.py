@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -153,18 +153,23 @@ def _readable(root: InspectedRoot, instead_of: int) -> str:
 
 def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
     manifest = root.manifest(record)
-    addresses = {
-        name: shape.table.address
-        for name, shape in manifest.shape.items()
-        if shape.table is not None and shape.table.kind == "delta"
-    }
+    addresses = _addresses(manifest)
     sharing: dict[str, list[str]] = {}
     for name, address in addresses.items():
         sharing.setdefault(os.path.realpath(address), []).append(name)
     tables: dict[str, TableAt] = {}
     for names in sharing.values():
-        tables |= dict.fromkeys(names, _table_at(root, names, Path(addresses[names[0]]), manifest))
+        tables |= dict.fromkeys(names, _table_at(names, Path(addresses[names[0]]), manifest))
     return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
+
+
+def _addresses(manifest: Manifest) -> dict[str, str]:
+    """Where the Delta tables of its sinks are."""
+    return {
+        name: shape.table.address
+        for name, shape in manifest.shape.items()
+        if shape.table is not None and shape.table.kind == "delta"
+    }
 
 
 class _Versions:
@@ -210,9 +215,23 @@ class _Versions:
             ) from error
 
 
-def _table_at(root: InspectedRoot, sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
+def versions_of(path: Path, sink: str, manifests: Iterable[Manifest]) -> list[int]:
+    """The versions of a table by which these checkpoints are read, those that can be. `sink`: one that writes to it."""
+    found: list[int] = []
+    for manifest in manifests:
+        addresses = _addresses(manifest)
+        sinks = [name for name in addresses if os.path.realpath(addresses[name]) == os.path.realpath(path)]
+        if not sinks and sink in manifest.stages:
+            sinks = [sink]  # the table has been moved since
+        if sinks:
+            with suppress(CheckpointNotVisible):
+                found.append(_table_at(sinks, path, manifest).version)
+    return found
+
+
+def _table_at(sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
     """The last version of a table that shows no later epoch of any of its sinks. Their records only grow."""
-    versions = _Versions(root.pipeline, sinks, path, manifest)
+    versions = _Versions(manifest.pipeline, sinks, path, manifest)
     newest = versions.newest()
     version, above = newest, newest + 1
     if versions.later(newest):

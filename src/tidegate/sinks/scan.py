@@ -32,6 +32,7 @@ class TableFile(msgspec.Struct, frozen=True):
     path: str
     partition: dict[str, Any]
     size: int
+    modified_ms: int
     bounds: dict[str, Bounds]
 
 
@@ -42,8 +43,9 @@ def active_files(table: deltalake.DeltaTable, bounded: Sequence[str] = ()) -> li
     partition_by = table.metadata().partition_columns
     partitions = actions.column("partition").to_pylist() if partition_by else ({} for _ in range(actions.num_rows))
     sizes = actions.column("size_bytes").to_pylist()
+    modified_ms = actions.column("modification_time").to_pylist()
     bounds = bounds_in_log(actions, partition_by, bounded)
-    return [TableFile(*each) for each in zip(paths, partitions, sizes, bounds, strict=True)]
+    return [TableFile(*each) for each in zip(paths, partitions, sizes, modified_ms, bounds, strict=True)]
 
 
 def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[TableFile]) -> DataFrame:

@@ -26,3 +26,13 @@ def derived_session(session: SparkSession) -> SparkSession:
     if _SHUFFLE_PARTITIONS not in derived.conf.getAll:
         derived.conf.set(_SHUFFLE_PARTITIONS, str(session.sparkContext.defaultParallelism))
     return derived
+
+
+def table_session(session: SparkSession) -> SparkSession:
+    """A derived session that writes files as a table takes them: what is set for that is nobody else's business."""
+    derived = derived_session(session)
+    for name, value in FOR_TABLES.items():
+        derived.conf.set(name, value)
+    # Files are named one by one: a job of its own to look for them would take longer.
+    derived.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "100000")
+    return derived

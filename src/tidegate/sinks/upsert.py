@@ -15,9 +15,10 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
 
+from tidegate.sinks.combining import files_wanted
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.scan import FILE, TableFile, path_of, scan
-from tidegate.sinks.sessions import FOR_TABLES, derived_session
+from tidegate.sinks.sessions import table_session
 from tidegate.sinks.staging import quoted, read_files, refuse_null_folder
 from tidegate.sinks.statistics import bounds_of_files, may_hold
 
@@ -41,17 +42,17 @@ class Upsert:
         key: Sequence[str],
         partition_by: Sequence[str],
         newest_by: Sequence[str] = (),
+        target: int | None = None,
     ) -> None:
-        # What must be set for the table is nobody else's business.
-        self._session = derived_session(session)
-        for name, value in FOR_TABLES.items():
-            self._session.conf.set(name, value)
+        """`target`: how large the files are to be that it writes."""
+        self._session = table_session(session)
         self._path = path
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
         self._newest_by = tuple(newest_by)
         self._schema = schema
         self._files = files
+        self._target = target
 
     def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
         """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces.
@@ -75,6 +76,9 @@ class Upsert:
                 result = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_anti")
                 result = result.unionByName(latest)
             result = refuse_null_folder(result, self._partition_by)  # another writer may have written one
+            if self._target is not None:
+                size = sum(file.size for file in replaced) + sum(file.size_bytes for file in fresh)
+                result = result.coalesce(files_wanted(size, self._target))
             writing = result.write.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             writing.partitionBy(*self._partition_by).parquet(str(folder))
             return [file.path for file in replaced]

@@ -23,6 +23,7 @@ from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
     ConflictingRows,
+    DamagedCheckpoint,
     Fenced,
     ForeignTable,
     SinkFailed,
@@ -66,7 +67,9 @@ from tidegate.spark.stage import RunningStage, StagePlace
 from tidegate.spark.status import NoBatch, StagePart, now, part_of
 from tidegate.spark.steps import Step, reached
 from tidegate.spark.tables import what_would_fit
+from tidegate.spark.upkeep import TableUpkeep
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.inspection import read_manifest
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store
@@ -161,6 +164,7 @@ class Generation:
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
         self._planning: PlanningWatch | None = None
+        self._upkeep = TableUpkeep(self.sinks, places, self.generation, self._retained_manifests)
         self._is_abandoned = False
         self._has_advanced = False
         self.channels = {name: self._channel(name, base) for name in self._definitions}
@@ -228,6 +232,8 @@ class Generation:
         self._watch_quorums()
         self._decide_if_ready()
         self._drive_commits()
+        if self._is_base_shown:
+            self._upkeep.poll(now_ms)
         self._forget_read()
 
     def _forget_read(self) -> None:
@@ -615,6 +621,19 @@ class Generation:
 
         self._cleaning = self._cleaner.submit(clean)
 
+    def _retained_manifests(self) -> list[Manifest]:
+        """Of all checkpoints that the log retains. It comes from another thread, and reads what is stored."""
+        while True:
+            log = self._decisions.read()
+            if log.generation > self.generation:
+                raise Superseded(self.generation, log.generation)
+            records = [record for each in log.retained if (record := log.completed(each)) is not None]
+            try:
+                return [read_manifest(self._store, record) for record in records]
+            except DamagedCheckpoint:
+                if self._decisions.read().retained == log.retained:
+                    raise  # else it was removed meanwhile, and newer ones have taken its place
+
     def _readers(self, name: str) -> list[str]:
         return [each.name for each in self._definitions.values() if name in each.inputs]
 
@@ -625,6 +644,7 @@ class Generation:
         self._stop_watching()
         self._pausing.shutdown(wait=True, cancel_futures=True)
         self._stop_queries()
+        self._upkeep.stop()
         for pool in self._pools():
             pool.shutdown(wait=True, cancel_futures=True)
         self._await_commits()

@@ -32,6 +32,7 @@ from pyspark.sql.udtf import UserDefinedTableFunction
 from tidegate.errors import InvalidConfig, SparkLost, first_line
 from tidegate.sinks.sessions import FOR_TABLES, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
+from tidegate.spark.spark_log import keep_short
 
 # How long a JVM that was killed takes to be seen as gone.
 _DYING_S: Final = 5.0
@@ -163,7 +164,6 @@ def local_session(
     log.parent.mkdir(parents=True, exist_ok=True)
     # By the environment, not by options of the JVM: those cannot hold every path.
     os.environ["LOG4J_CONFIGURATION_FILE"] = str(_LOG_SETTINGS)
-    os.environ["TIDEGATE_SPARK_LOG"] = str(log)
     builder = (
         SparkSession.builder.master("local[*]")
         .appName(name)
@@ -178,6 +178,7 @@ def local_session(
     try:
         with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()), _told_when_launched(launched):
             session = builder.getOrCreate()
+        keep_short(log)
     except PySparkException as error:
         raise InvalidConfig(
             f"Spark could not be started: {first_line(error)} It needs Java 17 or 21, by JAVA_HOME or on the PATH; its "
@@ -235,7 +236,7 @@ def _let_py4j_log_as_itself() -> None:
 
 @contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """What the JVM writes past its own log (warnings at its start, a dying driver's traces) goes to the log too.
+    """What the JVM says, of its own and by its log (warnings at its start, a dying driver's traces), goes to the log.
 
     It inherits its stderr from us when it is started, so ours leads there for that while.
     """
