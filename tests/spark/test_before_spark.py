@@ -48,7 +48,8 @@ def flat(
 
 def files(folder: Path) -> list[tuple[str, bytes]]:
     """All that is kept there, but for who runs and what it says."""
-    kept = [path for path in folder.rglob("*") if path.is_file() and path.name not in ("lock", "status.json")]
+    said = ("lock", "status.json", "status.reserve")
+    kept = [path for path in folder.rglob("*") if path.is_file() and path.name not in said]
     return sorted((str(path.relative_to(folder)), path.read_bytes()) for path in kept)
 
 

@@ -28,6 +28,8 @@ _log = logging.getLogger("tidegate")
 _LOOK_EVERY_S: Final = 1.0
 # Longer than Spark is silent about a source that has nothing new.
 _WAITS_AFTER_S: Final = 15.0
+# And so many looks: where the whole machine stood still, nobody has waited.
+_WAITS_AFTER_LOOKS: Final = 10
 _TELL_EVERY_S: Final = 60.0
 # Early enough that the reason is known when it is told.
 _ASK_AFTER_S: Final = 3.0
@@ -45,6 +47,7 @@ class _Planning:
         self.sign = sign
         self.since = now()
         self.since_s = time.monotonic()
+        self.looks = 1
         self.told_s: float | None = None
         self.asked_s: float | None = None
         self.asking: Future[str | None] | None = None
@@ -88,10 +91,11 @@ class PlanningWatch:
             self._forget(name)
             self._planning[name] = _Planning(sign)
             return
+        planning.looks += 1
         waited_s = time.monotonic() - planning.since_s
         if waited_s >= _ASK_AFTER_S:
             self._ask(name, planning)
-        if waited_s >= _WAITS_AFTER_S:
+        if waited_s >= _WAITS_AFTER_S and planning.looks >= _WAITS_AFTER_LOOKS:
             what = f"Spark is {doing[0].lower()}{without_secrets(doing[1:])}"
             self._waiting[name] = NoBatch(planning.since, what if planning.why is None else f"{what}; {planning.why}")
             self._tell(name, planning)
