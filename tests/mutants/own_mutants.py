@@ -476,7 +476,7 @@ OWN_DEFECTS: Final = (
         "a checkpoint without rows passes for committed to a table that lacks an epoch",
         rewrite(
             Edit(
-                DeltaTable.commit,
+                DeltaTable._commit,
                 "refuse_put_back(self.describe(), place, epoch, shown, committable)",
                 "if any(file.batch >= shown and file.rows for file in committable.files):\n"
                 "    refuse_put_back(self.describe(), place, epoch, shown, committable)",
@@ -508,7 +508,7 @@ OWN_DEFECTS: Final = (
         "a_table_is_owned_only_at_start",
         Section.OWN,
         "a run goes on committing to a table that another root has claimed since",
-        rewrite(Edit(DeltaTable.commit, "self._check_root(place, table)", "pass")),
+        rewrite(Edit(DeltaTable._commit, "self._check_root(place, table)", "pass")),
         table_properties.a_table_is_of_one_root,
     ),
     Mutant(

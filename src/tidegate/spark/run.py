@@ -214,9 +214,12 @@ def run_pipeline(
 
 @contextmanager
 def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
-    """A root that was made for a run which then failed to start anything is removed."""
+    """A root that was made for a run which then failed to start anything is removed. One that was interrupted stays, and
+    says so: it was not wrong."""
     try:
         yield
+    except KeyboardInterrupt:
+        raise
     except BaseException:
         with suppress(StoreUnavailable):
             if not existed and root.is_unused:
