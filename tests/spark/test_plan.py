@@ -251,7 +251,8 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
     root = tmp_path / "root"
     write_rows(tmp_path / "in", 0, range(40), key_count=2)
     run_to_end(counted(tmp_path), root, spark)
-    before = {path: path.stat().st_mtime_ns for path in files_under(root) if path.name not in ("status.json", "lock")}
+    said = ("lock", "status.json", "status.reserve")
+    before = {path: path.stat().st_mtime_ns for path in files_under(root) if path.name not in said}
     decided = list(StoredDecisions(Store(root)).read())
     refused = {
         "key": "stage 'windows' cannot go on with its state of .*: its aggregation has key key: string in addition. "

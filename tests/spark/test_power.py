@@ -146,13 +146,11 @@ def check_commits(machine: Machine, disk: Disk, decided: list[CheckpointComplete
             assert disk.has(records[epoch], by=shown), (
                 f"{version} shows epoch {epoch}, which is not decided on the disk"
             )
-        staged = {file.name for file in added}
+        next_batch = transactions[f"{_OWNER}/batch"]
         for record in decided:
             sealed = read_manifest(Store(machine.root), record).stages["order_table"].committable
             assert sealed is not None
-            if record.epoch > epoch and not staged & {
-                Path(each.path).name for each in decode_committable(sealed).files
-            }:
+            if record.epoch > epoch and all(each.batch >= next_batch for each in decode_committable(sealed).files):
                 relied_on = disk.named[records[record.epoch]].began
                 assert disk.has(version, by=relied_on), f"epoch {record.epoch} relies on {version}, not on the disk"
     return looked_at

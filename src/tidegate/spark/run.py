@@ -214,8 +214,8 @@ def run_pipeline(
 
 @contextmanager
 def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
-    """A root that was made for a run which then failed to start anything is removed. One that was interrupted stays, and
-    says so: it was not wrong."""
+    """A root that was made for a run which then failed to start anything is removed. One of a run that was interrupted
+    stays, and says so: nothing was wrong with it."""
     try:
         yield
     except KeyboardInterrupt:
