@@ -69,6 +69,10 @@ def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int 
             if has_rows:
                 winner.one_batch_each()
             winner.checkpoint()
+            # What it has counted no table shows: a run that goes on from there finds it staged.
+            for file in winner.sealed().files:
+                Path(file.path).parent.mkdir(parents=True, exist_ok=True)
+                Path(file.path).touch()
     finally:
         winner.generation.stop()
 
@@ -272,6 +276,17 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
     assert [Path(each.path).parents[4] for each in decode_committable(sealed).files] == [tmp_path / "moved"]
 
 
+def test_a_table_that_neither_shows_nor_has_staged_what_a_checkpoint_has_sealed_was_put_back(tmp_path: Path) -> None:
+    """By a backup from before: the checkpoint was sealed when the table was not yet known to show the rows of it."""
+    table = tg.DeltaTable(tmp_path / "lake" / "table")
+    table.prepare_table(SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table"), SCHEMA)
+    take_over(tmp_path)
+    shutil.rmtree(table.path / "_tidegate")
+    with pytest.raises(RecoveryRefused, match=r"sink 'table' was put back to an older.*ckpt-000001 .* is gone\. W"):
+        pipeline_of(tmp_path).run(tmp_path / "root")
+    assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
+
+
 @pytest.mark.parametrize("what", ["same", "created anew", "created anew and known before"])
 def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_epochs_of_the_pipeline(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -286,7 +301,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
         shutil.rmtree(table.path)
         table.prepare_table(place, SCHEMA)
     if what == "created anew and known before":
-        monkeypatch.setattr(tg.DeltaTable, "facts", lambda *_: SinkFacts(1))
+        monkeypatch.setattr(tg.DeltaTable, "facts", lambda *_: SinkFacts(1, next_batch=1))
     if what == "created anew":
         with pytest.raises(RecoveryRefused, match="of sink 'table' is not the one that it wrote to"):
             pipeline_of(tmp_path).run(tmp_path / "root")

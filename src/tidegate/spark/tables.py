@@ -58,6 +58,7 @@ def check_goes_on(
         )
     if is_same or facts.committed_epoch:
         check_not_put_back(table, name, facts, base, log, store)
+        check_staged_is_there(sink, place, facts, now, base, log, store)
     elif is_elsewhere:
         raise RecoveryRefused(
             f"sink {name!r} wrote to {before}. Now it would write to {table}, which is another and holds nothing of "
@@ -127,6 +128,27 @@ def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, 
         f"{shown(facts.next_batch)}, but {checkpoint_name(base.checkpoint_id)} goes on after batch "
         f"{goes_on.shown_through}, so the rows between would be missing. What to do: restore the newer state of the "
         f"table, or start the pipeline on a new root with a new table; {would_fit}; nothing was changed"
+    )
+
+
+def check_staged_is_there(
+    sink: Sink, place: SinkPlace, facts: SinkFacts, now: TableAddress, base: Manifest, log: DecisionLog, store: Store
+) -> None:
+    """Refuse a table that neither shows rows which the checkpoint has sealed, nor has them staged: one that was put
+    back has lost both, where the checkpoint was sealed before the table was known to show them."""
+    sealed, then, name = _sealed(base, place.stage), base.shape[place.stage].table, place.stage
+    files = [] if sealed is None else [each for each in sealed.files if each.rows and each.batch >= facts.next_batch]
+    here = [each if then is None else _moved(each, then, now) for each in files]
+    gone = [each for each in here if not Path(each.path).exists()]
+    # Asked once more: a run that was taken over may have shown it meanwhile, and then removed it.
+    if not gone or gone[-1].batch < (facts := sink.facts(place)).next_batch:
+        return
+    would_fit = what_would_fit(name, facts.committed_epoch, facts.next_batch, log, store)
+    raise RecoveryRefused(
+        f"{sink.describe()} of sink {name!r} was put back to an older state, or what was staged for it was deleted: it "
+        f"shows the sink {shown(facts.next_batch)}, and {gone[-1].path}, which {checkpoint_name(base.checkpoint_id)} "
+        f"goes on from, is gone. What to do: restore the newer state of the table, or start the pipeline on a new root "
+        f"with a new table; {would_fit}; nothing was changed"
     )
 
 
