@@ -163,7 +163,10 @@ def test_a_pipeline_that_another_program_runs_reads_and_writes_beside_its_own_fi
     shutil.rmtree(code / "lake")  # a table that another root has written to would be refused first
     here = Path.cwd()
     for path, told in (
-        ("in", rf"Path does not exist: in.* \(relative paths are taken from {here}\)"),
+        (
+            "in",
+            rf"reads .*in, which is not there at .*copying.py, line .* \(relative paths are taken from {here}\)",
+        ),
         (
             "docs",
             rf"relative path 'docs', which means {code}/docs, .* the Spark session that is .* from {here}\.",

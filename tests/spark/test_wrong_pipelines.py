@@ -275,7 +275,7 @@ def test_the_interval_of_a_config_counts_unless_another_is_given() -> None:
 @pytest.mark.parametrize(
     ("text", "name", "words"),
     [
-        ("x = 1", None, ("0 pipelines", "tidegate.Pipeline(name)")),
+        ("x = 1", None, ("defines no pipeline", "tidegate.Pipeline(name)")),
         ("import tidegate as tg\na = tg.Pipeline('one')\nb = tg.Pipeline('two')", None, ("one, two", "--pipeline")),
         ("import tidegate as tg\na = tg.Pipeline('one')", "three", ("'three'", "one")),
         ("import sys\nsys.exit(0)", None, ("cannot be loaded at line 2", "SystemExit")),
@@ -422,10 +422,25 @@ WRONG_FUNCTIONS: dict[str, tuple[Callable[[Path], tg.Pipeline], tuple[str, ...]]
         returns(fails),
         (f"stage 'middle' failed at {__file__}, line {fails.__code__.co_firstlineno + 2}: IndexError: list index",),
     ),
-    "a wrong column": (returns(lambda rows: rows.select("nope")), ("stage 'middle'", NO_COLUMN, "nope")),
+    "a wrong column": (
+        returns(lambda rows: rows.select("nope")),
+        (f"stage 'middle' does not fit its input at {__file__}, line ", NO_COLUMN, "`nope`", "[`id`"),
+    ),
+    "a condition that is no SQL": (
+        returns(lambda rows: rows.where("id >> > 3")),
+        (f"stage 'middle' does not fit its input at {__file__}, line ", "Syntax error at or near '>'"),
+    ),
+    "a table that is not there": (
+        returns(lambda rows: rows.join(rows.sparkSession.read.parquet("/nowhere/static"), "id")),
+        ("stage 'middle' reads file:/nowhere/static, which is not there at ", "create it; or correct the path"),
+    ),
     "aggregation without watermark": (
         returns(lambda rows: rows.groupBy("key").count()),
-        ("stage 'middle'", "output_mode 'append'", "watermark"),
+        ("stage 'middle'", "output_mode 'append'", "without watermark", "call withWatermark in this stage, even if"),
+    ),
+    "deduplication without watermark": (
+        returns(lambda rows: rows.dropDuplicatesWithinWatermark(["id"])),
+        ("stage 'middle' cannot run as a stream", "dropDuplicatesWithinWatermark", "call withWatermark in this stage"),
     ),
     "complete without aggregation": (
         returns(lambda rows: rows, mode="complete"),
@@ -506,16 +521,62 @@ def test_a_source_that_removes_what_it_has_read_is_refused(tmp_path: Path, spark
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WRONG_FUNCTIONS)
 def test_what_a_stage_cannot_return_is_refused_and_nothing_is_left(
-    what: str, tmp_path: Path, spark: SparkSession
+    what: str, tmp_path: Path, spark: SparkSession, capfd: pytest.CaptureFixture[str]
 ) -> None:
     define, words = WRONG_FUNCTIONS[what]
     (tmp_path / "in").mkdir()
+    capfd.readouterr()
     with pytest.raises(InvalidPipeline) as refused:
         run_to_end(define(tmp_path), tmp_path / "root", spark)
     for each in words:
         assert each in str(refused.value)
+    assert "SQLSTATE" not in str(refused.value)
+    assert capfd.readouterr().err == "", "the error is all that is told of it"
     assert len(str(refused.value)) < 700
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+WRONG_SOURCES: dict[str, tuple[Callable[[SparkSession], DataFrame], str]] = {
+    "a folder that is not there": (
+        lambda spark: spark.readStream.schema("id long").json("/nowhere/in"),
+        r"reads /nowhere/in, which is not there at .+, line \d+: create it, an empty folder will do; or correct",
+    ),
+    "a schema that is none": (
+        lambda spark: spark.readStream.schema("id lang").json("/"),
+        r'failed at .+, line \d+: \[UNSUPPORTED_DATATYPE\] Unsupported data type "LANG"',
+    ),
+    "a format that nobody has": (
+        lambda spark: spark.readStream.format("nobodys").load(),
+        r"failed at .+, line \d+: \[DATA_SOURCE_NOT_FOUND\] Failed to find the data source: nobodys",
+    ),
+    "Kafka without its connector": (
+        lambda spark: spark.readStream.format("kafka").option("subscribe", "orders").load(),
+        r"failed at .+, line \d+: .* data source: kafka.*; that is Spark's connector: give --conf spark.jars.packages=",
+    ),
+}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize("what", WRONG_SOURCES)
+def test_a_source_that_cannot_be_is_told_with_its_line_and_nothing_is_left(
+    what: str, tmp_path: Path, spark: SparkSession
+) -> None:
+    read, told = WRONG_SOURCES[what]
+    pipeline = tg.Pipeline("wrong")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return read(spark)
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake"))
+    def table(rows: DataFrame) -> DataFrame:
+        return rows
+
+    with pytest.raises(InvalidPipeline, match=f"^source 'rows' {told}") as refused:
+        run_to_end(pipeline, tmp_path / "root", spark)
+    assert "\n" not in str(refused.value)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.spark

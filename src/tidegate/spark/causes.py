@@ -8,8 +8,11 @@ hold, in a URL or in settings, are left out.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
+from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
 from tidegate.errors import DataLost, StageFailed
@@ -49,17 +52,24 @@ _REASON: Final = re.compile(r"Reason:\s*(.+)", re.DOTALL)
 _GROUP: Final = re.compile(r"\s*with consumer group \S+")
 
 
-def exception_of(query: StreamingQuery) -> StreamingQueryException | None:
-    """What a query has failed with. PySpark would also write it to stderr, as JSON, for having been asked."""
+@contextmanager
+def without_pysparks_log() -> Iterator[None]:
+    """PySpark writes what it raises to stderr too, as a page of JSON."""
     loggers = [PySparkLogger.getLogger(name) for name in _PYSPARKS_LOGGERS]
     before = [logger.disabled for logger in loggers]
     try:
         for logger in loggers:
             logger.disabled = True
-        return query.exception()
+        yield
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+
+
+def exception_of(query: StreamingQuery) -> StreamingQueryException | None:
+    """What a query has failed with."""
+    with without_pysparks_log():
+        return query.exception()
 
 
 def failure_of(stage: str, error: object) -> StageFailed:
@@ -70,6 +80,12 @@ def failure_of(stage: str, error: object) -> StageFailed:
     reason = _REASON.search(said)
     told = _GROUP.sub("", " ".join(reason[1].split())) if reason else cause_of(error)
     return DataLost(stage, _shortened(without_secrets(_SQLSTATE.sub("", told))))
+
+
+def objection_of(error: Exception) -> str:
+    """What Spark has against a frame or a stream that was asked for, without the plan that it adds."""
+    said = error.getMessage() if isinstance(error, PySparkException) else None
+    return _shortened(without_secrets(_told(said))) if said else cause_of(error)
 
 
 def cause_of(error: object) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,19 +17,37 @@ from pyspark.sql.types import NullType, StructField, StructType
 from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import FileSink
 from tidegate.sinks.staging import refuse_null_folder
+from tidegate.spark.causes import objection_of, without_pysparks_log
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
 from tidegate.spark.pipeline import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.session import StageSessions
-from tidegate.spark.sources import STREAM_V1, check_folder, stream_leaves, streams_read, working_folder
+from tidegate.spark.sources import (
+    STREAM_V1,
+    check_folder,
+    stream_leaves,
+    streams_read,
+    without_secrets,
+    working_folder,
+)
 from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+_Py4JError: Any = importlib.import_module("py4j.protocol").Py4JError  # it has no types
+
 _WATERMARK_METADATA: Final = "spark.watermarkDelayMs"
+_WITHOUT_WATERMARK: Final = re.compile("without (a )?watermark")
+_WATERMARK_ADVICE: Final = (
+    "call withWatermark in this stage, even if one before it has: a watermark is each stage's own"
+)
+_KAFKA_ADVICE: Final = (
+    "that is Spark's connector: give --conf spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 to "
+    "tidegate run, or take a session that has it"
+)
 
 # Sequence numbers stand where Spark expects milliseconds: it forgets files that are this many segments old. Those
 # that it may meet again, in a gate's log since the last compaction, are an eighth of them at most.
@@ -93,11 +113,12 @@ def build(
             arguments.append(read_gate(session, gates[name], schemas[name]))
     what = f"{definition.kind} {definition.name!r}"
     try:
-        frame = definition.function(*arguments)
-    except PySparkException as error:
-        raise InvalidPipeline(f"{what} does not fit its input: {_cause(error)}{_sought_in(error, session)}") from error
+        with without_pysparks_log():
+            frame = definition.function(*arguments)
     except TidegateError:
         raise
+    except (PySparkException, _Py4JError) as error:
+        raise InvalidPipeline(_refused(what, definition, error, session)) from error
     except Exception as error:
         raise InvalidPipeline(f"{what} failed{_where(error)}: {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(frame, DataFrame):
@@ -115,11 +136,19 @@ def build(
     return Built(frame, _sources(what, frame, gates), aggregates=aggregates)
 
 
-def _sought_in(error: PySparkException, session: SparkSession) -> str:
-    """Where Spark has looked for a relative path, of which it does not tell."""
-    if error.getCondition() != "PATH_NOT_FOUND":
-        return ""
-    return f" (relative paths are taken from {working_folder(session).getPath()})"
+def _refused(what: str, definition: StageDefinition, error: Exception, session: SparkSession) -> str:
+    """What Spark refuses to a stage's function, in words that say what to do where those of Spark do not."""
+    condition = error.getCondition() if isinstance(error, PySparkException) else None
+    if isinstance(error, PySparkException) and condition == "PATH_NOT_FOUND":
+        path = (error.getMessageParameters() or {}).get("path", "")
+        will_do = "" if definition.inputs else ", an empty folder will do"
+        return (
+            f"{what} reads {without_secrets(path)}, which is not there{_where(error)}: create it{will_do}; or correct "
+            f"the path (relative paths are taken from {working_folder(session).getPath()})"
+        )
+    verb = "does not fit its input" if definition.inputs else "failed"
+    advice = f"; {_KAFKA_ADVICE}" if condition == "KAFKA_DATA_SOURCE_NOT_ENABLED" else ""
+    return f"{what} {verb}{_where(error)}: {objection_of(error)}{advice}"
 
 
 def _aggregates(plan: Any) -> bool:
@@ -201,7 +230,10 @@ def _check_output_mode(what: str, definition: StageDefinition, frame: DataFrame)
     try:
         checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
     except PySparkException as error:
-        raise InvalidPipeline(f"{what} cannot have output_mode {definition.output_mode!r}: {_cause(error)}") from error
+        said = objection_of(error)
+        advice = f"; {_WATERMARK_ADVICE}" if _WITHOUT_WATERMARK.search(said) else ""
+        mode_given = f"output_mode {definition.output_mode!r}"
+        raise InvalidPipeline(f"{what} cannot run as a stream in {mode_given}: {said}{advice}") from error
 
 
 def _where(error: Exception) -> str:
@@ -209,10 +241,6 @@ def _where(error: Exception) -> str:
     called = traceback.extract_tb(error.__traceback__)[1:]
     own = [frame for frame in called if frame.filename == called[0].filename]
     return f" at {own[-1].filename}, line {own[-1].lineno}" if own else ""
-
-
-def _cause(error: PySparkException) -> str:
-    return first_line(error)[:400]
 
 
 def starting(
