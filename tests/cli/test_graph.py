@@ -312,7 +312,7 @@ def test_a_root_without_a_checkpoint_cannot_be_drawn_and_says_what_can(tmp_path:
     [
         ("x = 1\n1 / 0\n", "cannot be loaded at line 2: ZeroDivisionError: division by zero"),
         ("def broken(:\n", "SyntaxError"),
-        ("x = 1\n", "defines 0 pipelines"),
+        ("x = 1\n", "defines no pipeline; define one"),
         ("import tidegate as tg\np = tg.Pipeline('empty')\n", "has no sink"),
     ],
 )

@@ -34,11 +34,12 @@ def load_pipeline(file: Path, name: str | None, *, to_run: bool = False) -> Pipe
         if name not in found:
             raise InvalidPipeline(f"{file} defines no pipeline {name!r} (it defines: {', '.join(found) or 'none'})")
         return found[name]
-    if len(found) != 1:
+    if not found:
         raise InvalidPipeline(
-            f"{file} defines {len(found)} pipelines ({', '.join(found) or 'none'}); "
-            + ("name one with --pipeline" if found else "define one with tidegate.Pipeline(name)")
+            f"{file} defines no pipeline; define one with tidegate.Pipeline(name), outside of functions"
         )
+    if len(found) > 1:
+        raise InvalidPipeline(f"{file} defines {len(found)} pipelines ({', '.join(found)}); name one with --pipeline")
     return next(iter(found.values()))
 
 
