@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import signal
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -65,6 +66,25 @@ def test_the_live_view_tells_that_a_run_is_stopping_before_there_is_a_table() ->
             stopped_by_two_signals()
     assert "stopping after a last checkpoint" in shown.getvalue()
     assert "is complete" not in shown.getvalue()
+
+
+def test_what_is_logged_has_its_time_in_utc_wherever_the_machine_stands(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "Asia/Kathmandu")
+    time.tzset()
+    try:
+        shown = io.StringIO()
+        for view in (LiveView(Console(file=shown, force_terminal=True, width=120)), LogView()):
+            with view:
+                record = logging.LogRecord("tidegate", logging.WARNING, "", 0, "late", None, None)
+                record.created, record.msecs = 1_700_000_000.25, 250.0
+                logging.getLogger("tidegate").handle(record)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    assert "22:13:20Z" in shown.getvalue()
+    assert "2023-11-14 22:13:20.250Z WARNING late" in capsys.readouterr().err
 
 
 def stopped_by_two_signals() -> None:
@@ -142,7 +162,7 @@ def test_every_view_tells_of_a_source_that_plans_nothing_and_why_a_checkpoint_th
     JsonView().update(waiting())
     said = capsys.readouterr()
     source = r"orders has planned no batch for 40.\d s: Spark is getting .*; no broker of localhost:9092 answers"
-    due = r"the next checkpoint is due for 40.\d s: the commit of ckpt-000004 to revenue is under way for 38 s"
+    due = r"the next checkpoint has been due for 40.\d s: the commit of ckpt-000004 to revenue is under way for 38 s"
     assert re.search(source, shown.getvalue())
     assert re.search(due, shown.getvalue())
     assert len(re.findall(due, said.err)) == 1, "told, and not with every look"

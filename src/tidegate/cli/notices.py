@@ -32,7 +32,7 @@ def notices(status: RunStatus) -> list[Notice]:
 def _due(status: RunStatus) -> Iterator[Notice]:
     """A checkpoint that ought to have been begun."""
     if status.due is not None:
-        text = f"the next checkpoint is due for {age(status.due.since)}: {status.due.why}"
+        text = f"the next checkpoint has been due for {age(status.due.since)}: {status.due.why}"
         yield Notice(text, f"due {status.due.held_back_by}")
 
 

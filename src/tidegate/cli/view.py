@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
@@ -88,6 +89,18 @@ class JsonView(View):
             say(EndedEvent(state="finished", why=why, exit=Exit.FINE))
 
 
+def _in_utc() -> logging.Formatter:
+    """Times as those of every other view are, wherever the machine stands."""
+    formatter = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
+    formatter.converter = time.gmtime
+    formatter.default_msec_format = "%s.%03dZ"
+    return formatter
+
+
+def _time_of_day(local: datetime) -> Text:
+    return Text(f"{local.astimezone(UTC):%H:%M:%SZ}")
+
+
 class LogView(View):
     """Plain lines on stderr, for where there is no terminal."""
 
@@ -97,7 +110,7 @@ class LogView(View):
 
     def __enter__(self) -> Self:
         handler = logging.StreamHandler(sys.stderr)
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        handler.setFormatter(_in_utc())
         logger = logging.getLogger("tidegate")
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
@@ -183,7 +196,7 @@ class LiveView(View):
 
     def __enter__(self) -> Self:
         logger = logging.getLogger("tidegate")
-        logger.addHandler(RichHandler(console=self._console, show_path=False))
+        logger.addHandler(RichHandler(console=self._console, show_path=False, log_time_format=_time_of_day))
         logger.setLevel(logging.WARNING)
         # A run that is told to stop while it still opens has no table yet that could show it.
         logging.getLogger("tidegate.stopping").setLevel(logging.INFO)
