@@ -454,6 +454,10 @@ class TestTornRecords:
         with pytest.raises(DamagedLog, match="slot 2 of the decision log is empty or torn, but slot 3 follows"):
             DecisionLog.from_records([GOOD[0], GOOD[2]], {2})
 
+    def test_one_that_earlier_records_were_deleted_for_is_named(self) -> None:
+        with pytest.raises(DamagedLog, match="lacks slot 1; its last slot is 3, and slot 4 after it is empty or torn"):
+            DecisionLog.from_records(GOOD[1:], {4})
+
     def test_one_that_does_not_follow_the_last_means_that_slots_are_missing(self) -> None:
         with pytest.raises(DamagedLog, match="lacks slot 4"):
             DecisionLog.from_records(GOOD, {5})

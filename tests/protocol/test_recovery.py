@@ -170,6 +170,11 @@ class TestADamagedCheckpoint:
         after = asked(log, {"revenue": SinkFacts(2, fence=2)}, intact=(1,), damaged={2: "gone"})
         assert isinstance(after, Refuse)
 
+    def test_a_file_that_several_need_is_told_once(self) -> None:
+        damaged = {3: "a is gone", 2: "a is gone", 1: "c is gone"}
+        why, _ = refused(asked(log_with(1, 2, 3), {"revenue": SinkFacts(0)}, damaged=damaged))
+        assert "ckpt-000003, ckpt-000002 are damaged (a is gone); ckpt-000001 is damaged (c is gone)" in why
+
     def test_where_none_is_intact_the_damage_is_told_and_nothing_is_started(self) -> None:
         damaged = {3: "a is gone", 2: "b is gone", 1: "c is gone"}
         why, way_out = refused(asked(log_with(1, 2, 3), {"revenue": SinkFacts(0)}, damaged=damaged))

@@ -176,7 +176,7 @@ def test_a_gap_is_damage(store: Store, decisions: StoredDecisions) -> None:
     for _ in range(2):
         log = completed(decisions, log)
     store.delete([RootPaths.decision(2)])
-    with pytest.raises(DamagedLog, match="lacks slot 2"):
+    with pytest.raises(DamagedLog, match=r"lacks slot 2.*folder decisions.* What to do: restore that folder"):
         decisions.read()
 
 

@@ -66,11 +66,7 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
 
 
 def _show_one(root: Path, inspected: InspectedRoot, record: CheckpointCompleted, *, as_json: bool) -> None:
-    try:
-        manifest = inspected.manifest(record)
-    except DamagedCheckpoint as damage:
-        name = checkpoint_name(record.checkpoint_id)
-        raise DamagedCheckpoint(f"{name} is damaged: {damage}; {next_run(inspected)}") from damage
+    manifest = _manifest(inspected, record)
     damage_found = inspected.damage_of(record)
     if as_json:
         say(_in_full(root, record, manifest, damage_found))
@@ -251,12 +247,21 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
                 out.print(f"in flight from {each} to {name}: {len(segments)} segments, {size}")
 
 
+def _manifest(inspected: InspectedRoot, record: CheckpointCompleted) -> Manifest:
+    try:
+        return inspected.manifest(record)
+    except DamagedCheckpoint as damage:
+        then = str(next_run(inspected))  # which says what is damaged, if it depends on it
+        what = "" if str(damage) in then else f"{checkpoint_name(record.checkpoint_id)} is damaged: {damage}; "
+        raise DamagedCheckpoint(f"{what}{then}") from damage
+
+
 def newest_manifest(root: Path) -> tuple[InspectedRoot, Manifest | None]:
     """A root, and the newest checkpoint of the lineage that the next run goes on from, if there is one."""
     inspected = InspectedRoot(root)
     while (newest := inspected.log().newest) is not None:
         try:
-            return inspected, inspected.manifest(newest)
+            return inspected, _manifest(inspected, newest)
         except UnknownCheckpoint:
             continue  # the run has removed it meanwhile
     return inspected, None

@@ -145,7 +145,9 @@ class DecisionLog:
             if slot in torn:
                 raise DamagedLog(f"slot {slot} of the decision log is empty or torn, but slot {last} follows it")
             if slot not in by_slot:
-                raise DamagedLog(f"the decision log lacks slot {slot}; its last slot is {last}")
+                # One that was written down makes earlier ones needless: if it is torn since, these are missed.
+                after = "".join(f", and slot {each} after it is empty or torn" for each in sorted(torn) if each > last)
+                raise DamagedLog(f"the decision log lacks slot {slot}; its last slot is {last}{after}")
             self.append(by_slot[slot])
         lost = [kept for kept in self.retained if kept not in self._completed]
         if lost:

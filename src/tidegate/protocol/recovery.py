@@ -14,7 +14,7 @@ Guarantees:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -152,23 +152,31 @@ def _behind_the_sinks(facts: Facts) -> Refuse | None:
 def _from_checkpoint(facts: Facts) -> RecoveryDecision:
     if facts.log.newest is None:
         return StartOver()
-    damaged: list[str] = []
     skipped: list[int] = []
     for candidate in facts.log.lineage():
         checkpoint_id = candidate.checkpoint_id
         if checkpoint_id not in facts.health:
             return Examine(checkpoint_id)
-        damage = facts.health[checkpoint_id]
-        if damage is not None:
+        if facts.health[checkpoint_id] is not None:
             skipped.append(checkpoint_id)
-            damaged.append(f"{checkpoint_name(checkpoint_id)} is damaged ({damage})")
             continue
         if not skipped:
             return Restore(candidate)
-        return _fall_back(facts, candidate, tuple(skipped), "; ".join(damaged))
+        return _fall_back(facts, candidate, tuple(skipped), _damage(facts, skipped))
     return Refuse(
-        "no retained checkpoint is intact: " + "; ".join(damaged),
+        f"no retained checkpoint is intact: {_damage(facts, skipped)}",
         f"restore the damaged files from a backup, or {_ANEW}",
+    )
+
+
+def _damage(facts: Facts, damaged: Sequence[int]) -> str:
+    """What is wrong with each, told once: checkpoints share files."""
+    by_damage: dict[str | None, list[str]] = {}
+    for checkpoint_id in damaged:
+        by_damage.setdefault(facts.health[checkpoint_id], []).append(checkpoint_name(checkpoint_id))
+    return "; ".join(
+        f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} damaged ({damage})"
+        for damage, names in by_damage.items()
     )
 
 

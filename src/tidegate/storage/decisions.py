@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tidegate.errors import StoreUnavailable
+from collections.abc import Mapping
+
+from tidegate.errors import DamagedLog, StoreUnavailable
 from tidegate.protocol.decision_log import (
     ClaimAnswer,
     Decision,
@@ -29,10 +31,19 @@ class StoredDecisions:
             names = self._store.list(RootPaths.DECISIONS)
             found = {name: data for name in names if (data := self._store.get(name)) is not None}
             if len(found) == len(names):
-                torn = {name for name, data in found.items() if is_torn(data)}
-                records = [decode_decision(data, name) for name, data in found.items() if name not in torn]
-                return DecisionLog.from_records(records, {RootPaths.slot_of(name) for name in torn})
+                return self._decoded(found)
             # Some were trimmed since they were listed, so there are newer ones: list again.
+
+    def _decoded(self, found: Mapping[str, bytes]) -> DecisionLog:
+        torn = {name for name, data in found.items() if is_torn(data)}
+        try:
+            records = [decode_decision(data, name) for name, data in found.items() if name not in torn]
+            return DecisionLog.from_records(records, {RootPaths.slot_of(name) for name in torn})
+        except DamagedLog as error:
+            raise DamagedLog(
+                f"{error} (a slot is a file of the root's folder {RootPaths.DECISIONS}). What to do: restore that "
+                f"folder from a backup, or start the pipeline on a new root with new tables"
+            ) from error
 
     def claim(self, proposed: Decision) -> tuple[ClaimAnswer, DecisionLog]:
         """Try to make a record part of the log. The answer comes from the log, not from the attempt."""

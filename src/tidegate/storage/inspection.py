@@ -56,7 +56,8 @@ def read_owner(store: Store, root: Path) -> RootOwner | None:
         return msgspec.json.decode(data, type=RootOwner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ForeignRoot(
-            f"{root / RootPaths.PIPELINE} cannot be read, it is damaged or of another version of Tidegate: {error}"
+            f"{root / RootPaths.PIPELINE} cannot be read, it is damaged or of another version of Tidegate: {error}. "
+            f"What to do: restore it from a backup, or start the pipeline on a new root with new tables"
         ) from error
 
 
