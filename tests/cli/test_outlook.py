@@ -173,6 +173,18 @@ def test_a_start_that_will_be_refused_is_foretold_with_why_and_what_to_do(root: 
     assert "What to do: restore the damaged files from a backup, or start the pipeline on a new root" in done.stdout
 
 
+def test_a_manifest_that_cannot_be_trusted_is_told_once_and_with_what_to_do(root: Path, table: Path) -> None:
+    show(table, 5)
+    (damaged,) = root.glob("generations/*/manifests/ckpt-000005.json")
+    damaged.write_bytes(damaged.read_bytes()[:100])
+    for arguments in (("checkpoints", "5"), ("graph",)):
+        done = tidegate(*arguments, "--root", root)
+        assert done.returncode == 4
+        assert done.stderr.count("is not the manifest that was decided") == 1
+        assert "ckpt-000005 is damaged (" in done.stderr
+        assert "What to do: restore the damaged files from a backup" in done.stderr
+
+
 def test_where_a_table_cannot_be_asked_from_outside_that_is_said(root: Path, table: Path) -> None:
     (table / "_delta_log" / f"{1:020d}.json").write_text("no json", encoding="utf-8")
     file_gone(root, 5)
