@@ -104,7 +104,7 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_and_leaves_nothing_behind(
         assert not run.root.exists()
     else:
         *steps, last = said.splitlines()
-        assert last == "stopped while it was starting; the next run goes on from the newest checkpoint"
+        assert last == "stopped while it was starting; the next run goes on from the newest checkpoint, if there is one"
         assert all(" INFO " in line for line in steps), said
         status = tidegate("status", "--root", run.root)
         assert status.returncode == 6

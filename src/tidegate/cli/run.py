@@ -122,7 +122,7 @@ def _end_at_once(why: str, as_json: bool) -> NoReturn:
         if as_json:
             say(EndedEvent(state="interrupted", why=why, exit=Exit.INTERRUPTED))
         sys.stdout.flush()
-        typer.echo(f"{why}; the next run goes on from the newest checkpoint", err=True)
+        typer.echo(f"{why}; the next run goes on from the newest checkpoint, if there is one", err=True)
     os._exit(Exit.INTERRUPTED)
 
 

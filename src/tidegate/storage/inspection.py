@@ -204,13 +204,13 @@ class InspectedRoot:
         except OSError as error:
             raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
         if not is_there:
-            raise NoRoot(f"there is no folder {folder}; --root is the folder that was given to `tidegate run`")
+            raise NoRoot(f"there is no folder {folder}; a root is the folder that `tidegate run` was given as --root")
         self._store = Store(folder)
         owner = read_owner(self._store, folder)
         if owner is None:
             raise NoRoot(
-                f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; --root is the folder "
-                f"that was given to `tidegate run`"
+                f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; a root is the folder "
+                f"that `tidegate run` was given as --root"
             )
         self.pipeline = owner.pipeline
         self.id = owner.root_id
