@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
@@ -15,7 +18,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_rows
 from tidegate.errors import PipelineChanged
+from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark.plan import states_of
+from tidegate.spark.state import _Comparison
 from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import files_under
@@ -49,6 +54,11 @@ class Totals(StatefulProcessor):
 class Unwilling(Totals):
     def init(self, handle: StatefulProcessorHandle) -> None:
         raise RuntimeError(f"only in a worker, not with {handle}")
+
+
+class Leaving(Totals):
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        sys.exit(f"no file of a worker's, not with {handle}")
 
 
 def late(frame: DataFrame, delay: str = "5 minutes") -> DataFrame:
@@ -85,11 +95,19 @@ def summed(*columns: str) -> Made:
     )
 
 
-def all_states(tmp_path: Path, spark: SparkSession) -> dict[str, StageState]:
+def described(tmp_path: Path, spark: SparkSession, made: dict[str, Made]) -> dict[str, StageState]:
     orders, paid = tmp_path / "gates" / "orders", tmp_path / "gates" / "paid"
     for gate in (orders, paid):
         gate.mkdir(parents=True, exist_ok=True)
-    columns = "id long, ts timestamp, country string, amount long, tax long"
+    a = spark.readStream.schema("id long, ts timestamp, country string, amount long, tax long").parquet(str(orders))
+    b = spark.readStream.schema("order long, ts timestamp, amount long").parquet(str(paid))
+    with states_of({name: each(a, b) for name, each in made.items()}) as asked:
+        found = {name: asked(name) for name in made}
+    assert None not in found.values()
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def all_states(tmp_path: Path, spark: SparkSession) -> dict[str, StageState]:
     upper = F.udf(lambda text: text.upper(), "string")
     made: dict[str, Made] = {
         "window": windowed("1 minute"),
@@ -110,6 +128,7 @@ def all_states(tmp_path: Path, spark: SparkSession) -> dict[str, StageState]:
         "variables": transformed(Totals()),
         "other variables": transformed(Totals("n string", None)),
         "unwilling": transformed(Unwilling()),
+        "leaving": transformed(Leaving()),
         "pandas": lambda a, _b: a.groupBy("country").applyInPandasWithState(
             lambda _key, rows, _state: rows, "id long", "n long", "append", GroupStateTimeout.NoTimeout
         ),
@@ -127,13 +146,7 @@ def all_states(tmp_path: Path, spark: SparkSession) -> dict[str, StageState]:
         ).agg(F.sum(F.when(F.col("ts") < F.current_timestamp(), 1))),
         "counted where": lambda a, _b: a.groupBy("country").agg(F.expr("count(*) filter (where tax > 3)")),
     }  # fmt: skip
-
-    a = spark.readStream.schema(columns).parquet(str(orders))
-    b = spark.readStream.schema("order long, ts timestamp, amount long").parquet(str(paid))
-    with states_of({name: each(a, b) for name, each in made.items()}) as asked:
-        found = {name: asked(name) for name in made}
-    assert None not in found.values()
-    return {name: each for name, each in found.items() if each is not None}
+    return described(tmp_path, spark, made)
 
 
 def test_every_operator_is_described_by_what_it_keeps(tmp_path: Path, spark: SparkSession) -> None:
@@ -183,7 +196,7 @@ def test_every_operator_is_described_by_what_it_keeps(tmp_path: Path, spark: Spa
     ]
     assert values("other variables")[1:] == [("seen", "list of id:bigint", ""), ("total", "value of n:string", "")]
     assert states["variables"].operators[0].settings == {"time mode": "ProcessingTime", "output mode": "Append"}
-    assert states["unwilling"].operators[0].values is None
+    assert states["unwilling"].operators[0].values is states["leaving"].operators[0].values is None
     assert (keys("pandas"), values("pandas")) == ([("country", "string", "")], [("n", "bigint", "")])
     assert [each.kind for each in states["limit"].operators] == ["limit"]
     assert states["with a table"].operators == states["stateless"].operators == ()
@@ -197,6 +210,38 @@ def test_every_operator_is_described_by_what_it_keeps(tmp_path: Path, spark: Spa
         "array_transform(string_split(country, ',', -1), lambda_function(upper(x), x))",
     ]
     assert values("counted where") == [("count(*)", "bigint", "count(*) where (tax > 3)")]
+
+
+def test_what_differs_from_start_to_start_is_no_other_state(tmp_path: Path, spark: SparkSession) -> None:
+    def run_id() -> Column:
+        return F.lit(str(uuid.uuid4()))
+
+    made: dict[str, Made] = {
+        "age": lambda a, _b: a.groupBy(
+            F.year(F.current_date()) - F.col("amount"), F.floor((F.unix_timestamp() - F.unix_timestamp("ts")) / 3600)
+        ).agg(F.sum(F.unix_timestamp() - F.col("tax"))),
+        "bytes": lambda a, _b: a.groupBy(F.concat(F.encode("country", "utf-8"), F.lit(b"x"))).agg(F.max(F.lit(b"y"))),
+        "as json": lambda a, _b: a.groupBy(F.to_json(F.struct("country", "tax"))).count(),
+        "named run": lambda a, b: joined(stored="a.run")(a.withColumn("run", run_id()), b),
+        "named by run": lambda a, b: joined(stored="a.run")(a.withColumn("run", F.concat(run_id(), "country")), b),
+        "once per run": lambda a, _b: a.withColumn("run", run_id()).dropDuplicates(["run", "id"]),
+    }
+    then, now = (described(tmp_path, spark, made) for _ in range(2))
+    told = [change for name, each in then.items() for change in _Comparison(name, "before").changes(each, now[name])]
+    concat, once = "concat(…, orders.country)", "stage 'once per run': its deduplication has the constant … in its key"
+    assert [re.sub(r"'[0-9a-f-]{36}'", "…", each) for each in told] == [
+        f"stage 'named by run': {concat} was {concat} at before: rows that are stored keep what they have",
+        f"{once}, was … at before: no row finds what is stored with the old one",
+    ]
+    of_time, of_join = then["age"].operators[0], then["named run"].operators[0]
+    assert [each.name for each in of_time.keys] == [
+        "(… - amount)",
+        "floor((cast((… - unix_timestamp(ts, 'yyyy-MM-dd HH:mm:ss')) as double) / 3600.0))",
+    ]
+    assert [each.detail for each in of_time.values or ()] == ["sum((… - tax))"]
+    assert [each.name for each in of_join.values or ()][2] == "left a constant"
+    assert then["as json"].time_zone == "UTC"
+    assert "UTC" not in then["as json"].operators[0].keys[0].name  # so another zone is told, not refused
 
 
 def test_a_plan_that_cannot_be_read_is_told_and_keeps_nobody_from_running(
@@ -250,7 +295,12 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
 ) -> None:
     root = tmp_path / "root"
     write_rows(tmp_path / "in", 0, range(40), key_count=2)
-    run_to_end(counted(tmp_path), root, spark)
+    of_a_larger_machine, here = spark.newSession(), spark.newSession()
+    for session in (of_a_larger_machine, here):
+        session.conf.set("spark.sql.session.timeZone", "UTC")
+    of_a_larger_machine.conf.set(PARTITIONS, "3")
+    here.conf.unset(PARTITIONS)
+    run_to_end(counted(tmp_path), root, of_a_larger_machine)
     said = ("lock", "status.json", "status.reserve")
     before = {path: path.stat().st_mtime_ns for path in files_under(root) if path.name not in said}
     decided = list(StoredDecisions(Store(root)).read())
@@ -287,5 +337,6 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
     assert found == [(0, 10, 10), (10, 10, 10), (20, 10, 10), (30, 10, 10), (30, 30, 20), (60, 30, 30)]
 
     caplog.clear()
-    run_to_end(counted(tmp_path, "window"), root, spark)
-    assert "window(ts)" not in caplog.text  # since the last checkpoint nothing has changed
+    run_to_end(counted(tmp_path, "window"), root, here, view=shown.append)
+    assert shown[-1].changes == ()  # since the last checkpoint nothing has, and here nobody has set partitions
+    assert "window(ts)" not in caplog.text

@@ -13,7 +13,7 @@ FOR_TABLES: Final = {
     "parquet.statistics.truncate.length": "64",
 }
 """How files are written that a table may take as they are."""
-_SHUFFLE_PARTITIONS: Final = "spark.sql.shuffle.partitions"
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
 
 
 def derived_session(session: SparkSession) -> SparkSession:
@@ -23,8 +23,8 @@ def derived_session(session: SparkSession) -> SparkSession:
     200 too. What was never set is not among a session's settings, though it has a value.
     """
     derived = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
-    if _SHUFFLE_PARTITIONS not in derived.conf.getAll:
-        derived.conf.set(_SHUFFLE_PARTITIONS, str(session.sparkContext.defaultParallelism))
+    if PARTITIONS not in derived.conf.getAll:
+        derived.conf.set(PARTITIONS, str(session.sparkContext.defaultParallelism))
     return derived
 
 

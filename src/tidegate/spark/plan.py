@@ -53,6 +53,8 @@ _WATERMARK: Final = re.compile(r"^[\s:+|-]*~?EventTimeWatermark .*, ([^,\n]+)$",
 _STREAMS: Final = ("StreamingRelation", "StreamingRelationV2", "StreamingExecutionRelation")
 _GATE: Final = re.compile(r"/gates/([^/\]]+)\]$")
 _ID: Final = re.compile(r"#\d+L?")
+_ASKS_FOR_THE_TIME: Final = re.compile(r"\b(current_(timestamp|date|time)|localtimestamp|now)\(")
+_ADDRESS: Final = re.compile(r"@[0-9a-f]+\b")
 
 _SAME_AS_ITS_CHILD: Final = (
     "Alias",
@@ -71,6 +73,8 @@ _NO_MEANING: Final = ("class", "num-children", "nullable", "timeZoneId", "evalMo
 _DAYS_OF_A_ZONE: Final = ("date", "timestamp")
 _THREADS: Final = 8
 _TIMES: Final = ("date", "timestamp", "timestamp_ntz")
+_UNTOLD: Final = "…"
+CONSTANT: Final = "a constant"
 _BY_CHANCE: Final = ("Rand", "Randn", "RandStr", "Uniform", "Uuid", "Shuffle")  # with another seed at every start
 _ONE_SIDED: Final = ("LeftSemi", "LeftAnti")
 _UNITS: Final = (("day", 86_400_000_000), ("hour", 3_600_000_000), ("minute", 60_000_000), ("second", 1_000_000))
@@ -160,13 +164,41 @@ def state_of(frame: DataFrame) -> StageState:
     """What the query of a DataFrame will keep as state. To be called in a thread of its own: it sets its session."""
     version = frame.sparkSession.version
     analyzed = frame._jdf.queryExecution().analyzed()
-    if _MAY_KEEP_STATE.search(analyzed.toString()) is None:
+    as_text = analyzed.toString()
+    if _MAY_KEEP_STATE.search(as_text) is None:
         return StageState(version)
     session, jvm = frame._jdf.sparkSession(), frame.sparkSession._jvm
     assert jvm is not None
     jvm.org.apache.spark.sql.SparkSession.setActiveSession(session)  # the optimiser asks for its settings
     plan = session.sessionState().optimizer().execute(analyzed)
-    return _Reading(plan).state(version, str(session.sessionState().conf().sessionLocalTimeZone()))
+    # The optimiser puts the time of this start in place of the question for it, and goes on to compute with that.
+    written = _literals(tree(_decoded(analyzed))) if _ASKS_FOR_THE_TIME.search(as_text) else None
+    return _Reading(plan, str(session.sessionState().conf().sessionLocalTimeZone()), written).state(version)
+
+
+def _decoded(plan: Any) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = msgspec.json.decode(plan.toJSON())
+    return nodes
+
+
+def _literals(plan: Node) -> set[str | float]:
+    return {
+        _as_literal(part)
+        for node in plan.walk()
+        for field in node.fields
+        for each in node.expressions(field)
+        for part in each.walk()
+        if part.kind == "Literal"
+    }
+
+
+def _as_literal(node: Node) -> str | float:
+    """A constant's value, of whatever type of numbers the optimiser has made it."""
+    value = str(node.fields.get("value"))
+    try:
+        return float(value)
+    except ValueError:
+        return value
 
 
 def _at(found: Any, path: tuple[int, ...]) -> Any:
@@ -177,17 +209,20 @@ def _at(found: Any, path: tuple[int, ...]) -> Any:
 
 
 class _Reading:
-    """One plan that is being read."""
+    """One plan that is being read. `written`: the constants of the one that the user wrote, where others may come from
+    the time."""
 
-    def __init__(self, plan: Any) -> None:
+    def __init__(self, plan: Any, time_zone: str, written: set[str | float] | None) -> None:
         self._plan = plan
-        self._root = tree(msgspec.json.decode(plan.toJSON()))
+        self._time_zone = time_zone
+        self._written = written
+        self._root = tree(_decoded(plan))
         self._made_of: dict[int, Node] = {}
         self._read: dict[int, str] = {}
         self._is_zoned = False
         self._note_origins()
 
-    def state(self, version: str, time_zone: str) -> StageState:
+    def state(self, version: str) -> StageState:
         operators = tuple(self._operator(node) for node in self._root.walk() if _keeps_state(node))
         delays = _WATERMARK.findall(self._plan.toString())
         columns = [
@@ -196,7 +231,7 @@ class _Reading:
             if node.kind == "EventTimeWatermark"
         ]
         watermarks = tuple(WatermarkDelay(*pair) for pair in zip(columns, delays, strict=True))
-        return StageState(version, operators, watermarks, time_zone if self._is_zoned else None)
+        return StageState(version, operators, watermarks, self._time_zone if self._is_zoned else None)
 
     # -- where columns come from ------------------------------------------------------------------
 
@@ -246,7 +281,7 @@ class _Reading:
         if kind == JOIN:
             return self._join(node)
         if kind == TRANSFORM:
-            keys = self._rows(node.children[0])[: int(node.fields["groupingAttributesLen"])]
+            keys = self._rows(node.children[0], self._key)[: int(node.fields["groupingAttributesLen"])]
             modes = {"time mode": node.object("timeMode"), "output mode": node.object("outputMode")}
             function = _at(self._plan, node.path).functionExpr().func()
             return StateOperator(kind, keys, state_variables(function), modes)
@@ -263,7 +298,10 @@ class _Reading:
         )
 
     def _key(self, expression: Node, of_type: str) -> StateColumn:
-        window = self._window(self._origin(expression))
+        origin = self._origin(expression)
+        if origin.kind == "Literal":
+            return StateColumn(CONSTANT, of_type, self._literal(origin, of_key=True))
+        window = self._window(origin)
         name, span = (self._text(expression, of_key=True), "") if window is None else window
         return StateColumn(name, of_type, span)
 
@@ -272,14 +310,22 @@ class _Reading:
             return _named_type(expression.fields["dataType"])
         return str(getattr(_at(self._plan, node.path), field)().apply(at).dataType().simpleString())
 
-    def _rows(self, node: Node) -> tuple[StateColumn, ...]:
-        """A node's rows as they are stored whole."""
+    def _rows(self, node: Node, described: Callable[[Node, str], StateColumn]) -> tuple[StateColumn, ...]:
+        """A node's rows, column by column."""
         fields = _schema(_at(self._plan, node.path).schema()).fields
         columns = self._output(node)
-        named = (
-            [self._text(each) for each in columns] if len(columns) == len(fields) else [each.name for each in fields]
+        if len(columns) != len(fields):
+            return tuple(StateColumn(each.name, each.dataType.simpleString()) for each in fields)
+        return tuple(
+            described(column, each.dataType.simpleString()) for column, each in zip(columns, fields, strict=True)
         )
-        return tuple(StateColumn(name, each.dataType.simpleString()) for name, each in zip(named, fields, strict=True))
+
+    def _stored(self, column: Node, of_type: str) -> StateColumn:
+        """With another constant it is still the same column: that may be the time of this start, or the run's name."""
+        if self._origin(column).kind == "Literal":
+            return StateColumn(CONSTANT, of_type)
+        name, whole = self._text(column, with_constants=False), self._text(column)
+        return StateColumn(name, of_type, "" if name == whole else whole)
 
     def _aggregates(self, node: Node) -> Iterator[StateColumn]:
         """In the order in which Spark stores them, which is that of their first use."""
@@ -322,7 +368,7 @@ class _Reading:
         stored = [
             msgspec.structs.replace(column, name=f"{side} {column.name}")
             for side, child in zip(("left", "right"), node.children, strict=True)
-            for column in self._rows(child)
+            for column in self._rows(child, self._stored)
         ]
         settings = {"type": node.object("joinType"), "on": " and ".join(f"{a} = {b}" for a, b in on)}
         return StateOperator(JOIN, (), tuple(stored), settings, {"condition": " and ".join(rest)} if rest else {})
@@ -355,16 +401,18 @@ class _Reading:
             else:
                 return expression
 
-    def _text(self, expression: Node, *, of_key: bool = False) -> str:
+    def _text(self, expression: Node, *, of_key: bool = False, with_constants: bool = True) -> str:
         node = self._origin(expression)
         if node.kind == "AttributeReference":
             return self._read.get(node.id) or _ID.sub("", str(node.fields["name"]))
         window = self._window(node)
         if window is not None:
             return window[0]
+        if node.kind == "Literal":
+            return self._literal(node, of_key=of_key) if with_constants else _UNTOLD
         if of_key and _depends_on_zone(node):
             self._is_zoned = True
-        parts = [self._text(child, of_key=of_key) for child in node.children]
+        parts = [self._text(child, of_key=of_key, with_constants=with_constants) for child in node.children]
         return self._aggregate(node, parts) if node.kind == "AggregateExpression" else _call(node, parts)
 
     def _aggregate(self, node: Node, parts: list[str]) -> str:
@@ -373,6 +421,17 @@ class _Reading:
         if node.fields.get("isDistinct"):
             function = function.replace("(", "(distinct ", 1)
         return f"{function} where {conditions[0]}" if conditions else function
+
+    def _literal(self, node: Node, *, of_key: bool) -> str:
+        of_type, value = node.fields.get("dataType"), str(node.fields.get("value"))
+        if of_type in _TIMES or (self._written is not None and _as_literal(node) not in self._written):
+            return _UNTOLD  # it may be the time of this start
+        if of_type == "string":
+            return f"'{value}'"
+        # Of bytes, and of what the optimiser has made to compute with, it is only where it lies in memory.
+        zone = f"Some({self._time_zone})"
+        self._is_zoned |= of_key and zone in value
+        return _ADDRESS.sub("", value.replace(zone, ""))
 
     def _window(self, node: Node) -> tuple[str, str] | None:
         """A window of time, or where one starts or ends, and how long it is."""
@@ -431,8 +490,6 @@ def _label(leaf: Node) -> str:
 def _call(node: Node, parts: list[str]) -> str:
     """An expression in words, from those of its children."""
     match node.kind:
-        case "Literal":
-            return _literal(node)
         case "NamedLambdaVariable":  # numbered as it was made
             return re.sub(r"_\d+$", "", str(node.fields["name"]))
         case "Cast":
@@ -444,13 +501,6 @@ def _call(node: Node, parts: list[str]) -> str:
         case kind if kind in _INFIX and len(parts) == 2:
             return f"({parts[0]} {_INFIX[kind]} {parts[1]})"
     return f"{_function(node)}({', '.join([*parts, *_flags(node)])})"
-
-
-def _literal(node: Node) -> str:
-    of_type, value = node.fields.get("dataType"), node.fields.get("value")
-    if of_type in _TIMES:
-        return "…"  # it may be the time of this start
-    return f"'{value}'" if of_type == "string" else str(value)
 
 
 def _conjuncts(condition: Node) -> Iterator[Node]:
@@ -480,7 +530,7 @@ def _flags(node: Node) -> Iterator[str]:
     for name, value in node.fields.items():
         is_child = isinstance(value, int) and not isinstance(value, bool) and value < len(node.children)
         if name not in _NO_MEANING and isinstance(value, str | int | float) and not is_child and value is not False:
-            yield f"{name}={_ID.sub('', str(value))}"
+            yield f"{name}={_ADDRESS.sub('', _ID.sub('', str(value)))}"
 
 
 def _named_type(json: Any) -> str:

@@ -27,9 +27,9 @@ def state_variables(function: Any) -> tuple[StateColumn, ...] | None:
         called, *_ = pickle.loads(bytes(function.command().unsafeArray()))
         processor = called.__self__._stateful_processor
         processor.init(StatefulProcessorHandle(asked))
-    except Exception:  # of the user's own code, which may need what only a worker has
+    except (Exception, SystemExit):  # of the user's own code, which may need what only a worker has
         return None
-    with suppress(Exception):
+    with suppress(Exception, SystemExit):
         processor.close()  # what it has opened
     return tuple(asked.variables[name] for name in sorted(asked.variables))
 

@@ -49,6 +49,7 @@ from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.sinks.contract import ProbingSink, Sink, SinkPlace
+from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import restart_source_logs
@@ -61,7 +62,14 @@ from tidegate.spark.plan import states_of
 from tidegate.spark.remote import Remote
 from tidegate.spark.root import Root, check_sources, check_written
 from tidegate.spark.rounds import Rounds
-from tidegate.spark.session import RunSession, StageSessions, check_settings, in_place, local_session, scratch_folders
+from tidegate.spark.session import (
+    RunSession,
+    StageSessions,
+    check_settings,
+    in_place,
+    local_session,
+    scratch_folders,
+)
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.status import RunStatus, StartingStep, StepName, now
@@ -459,7 +467,7 @@ class _Run:
                 log, base = self._root.recovered(sinks, shape)
                 shape = check_sources(self._root.paths, number, base, shape)
                 shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
-            changes = self._check_state(base, shape, sessions)
+            changes = self._check_state(base, shape, session)
             tables = self._check_tables(sinks, built, base, log)
             for name, (sink, place) in sinks.items():  # none is created before all are checked
                 if name not in tables:
@@ -495,12 +503,17 @@ class _Run:
         return generation
 
     def _check_state(
-        self, base: Manifest | None, shape: dict[str, StageShape], sessions: StageSessions
+        self, base: Manifest | None, shape: dict[str, StageShape], session: SparkSession
     ) -> tuple[str, ...]:
         """Whether the stages can go on with their state. Returns what has changed since, though they can."""
         if base is None:
             return ()
-        setting = partial(sessions.of_stages.conf.get, default=None)
+
+        def setting(key: str) -> str | None:
+            # By default it is how many cores there are: on another machine nobody has set anything else.
+            set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
+            return None if key == PARTITIONS and key not in set_by_users else session.conf.get(key, None)
+
         return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
 
     def _sinks(self, session: SparkSession | None) -> dict[str, tuple[Sink, SinkPlace]]:

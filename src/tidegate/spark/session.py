@@ -30,7 +30,7 @@ from pyspark.sql.udf import UserDefinedFunction
 from pyspark.sql.udtf import UserDefinedTableFunction
 
 from tidegate.errors import InvalidConfig, SparkLost, first_line
-from tidegate.sinks.sessions import FOR_TABLES, derived_session
+from tidegate.sinks.sessions import FOR_TABLES, PARTITIONS, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
 from tidegate.spark.spark_log import keep_short
 
@@ -169,7 +169,7 @@ def local_session(
         .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config("spark.sql.shuffle.partitions", str(os.cpu_count() or 2))
+        .config(PARTITIONS, str(os.cpu_count() or 2))
         # Hadoop has a umask of its own, 022, by which it changes the mode of all that it makes.
         .config("spark.hadoop.fs.permissions.umask-mode", f"{_umask():04o}")
     )
@@ -377,8 +377,9 @@ class RunSession:
         """`start`: makes one of our own, where the user has none."""
         self._session = given or existing_session()
         self._start = start
+        self.is_given = self._session is not None
         # One that was started for a JVM that runs us cannot outlive it.
-        self.can_restart = self._session is None and "PYSPARK_GATEWAY_PORT" not in os.environ
+        self.can_restart = not self.is_given and "PYSPARK_GATEWAY_PORT" not in os.environ
         self._is_lost = False
 
     def check_can_start(self) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 from tidegate.errors import PipelineChanged
 from tidegate.protocol.recovery import checkpoint_name
 from tidegate.spark.filelog import kept_settings
-from tidegate.spark.plan import AGGREGATION, TRANSFORM
+from tidegate.spark.plan import AGGREGATION, CONSTANT, JOIN, TRANSFORM
 from tidegate.storage.manifest import Manifest, StageShape, StageState, StateColumn, StateOperator, WatermarkDelay
 from tidegate.storage.paths import RootPaths
 
@@ -138,17 +138,23 @@ class _Comparison:
             raise self._refusal(f"{what} has {why}", _shown(old), _shown(new))
         for then, now in zip(old.keys, new.keys, strict=True):
             if then.detail != now.detail:
-                yield self._of_window(then, now)
+                yield self._of_constant(what, then, now) if then.name == CONSTANT else self._of_window(then, now)
         if old.kind == TRANSFORM:
             yield from self._of_variables(old.values or (), new.values or ())
         else:
-            yield from self._of_aggregates(old.values or (), new.values or ())
+            yield from self._of_stored(old.kind, old.values or (), new.values or ())
         if old.details != new.details:
             then_on, now_on = (each.details.get("condition", "nothing more") for each in (old, new))
             yield (
                 f"{what} is now on {now_on}, was on {then_on} at {self._since}: stored rows that the old condition has "
                 f"let go by then find no partner any more"
             )
+
+    def _of_constant(self, what: str, then: StateColumn, now: StateColumn) -> str:
+        return (
+            f"{what} has the constant {now.detail} in its key, was {then.detail} at {self._since}: no row finds what "
+            f"is stored with the old one"
+        )
 
     def _of_window(self, then: StateColumn, now: StateColumn) -> str:
         if then.name.startswith("session"):
@@ -163,13 +169,15 @@ class _Comparison:
             f"the place of the other"
         )
 
-    def _of_aggregates(self, then: Sequence[StateColumn], now: Sequence[StateColumn]) -> Iterator[str]:
+    def _of_stored(self, kind: str, then: Sequence[StateColumn], now: Sequence[StateColumn]) -> Iterator[str]:
+        keep = (
+            "rows that are stored keep what they have"
+            if kind == JOIN
+            else "groups that are open go on from what was counted so"
+        )
         for old, new in zip(then, now, strict=True):
             if old.detail != new.detail:
-                yield (
-                    f"{new.detail or new.name} was {old.detail or old.name} at {self._since}: groups that are open go "
-                    f"on from what was counted so"
-                )
+                yield f"{new.detail or new.name} was {old.detail or old.name} at {self._since}: {keep}"
 
     def _of_variables(self, then: Sequence[StateColumn], now: Sequence[StateColumn]) -> Iterator[str]:
         before, after = ({each.name: each for each in columns} for columns in (then, now))
