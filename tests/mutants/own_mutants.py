@@ -315,6 +315,13 @@ OWN_DEFECTS: Final = (
         Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
     ),
     Mutant(
+        "no_aligned_checkpoint_is_retained",
+        Section.OWN,
+        "under steady backpressure all retained checkpoints are unaligned, and no two tables can be read alike",
+        rewrite(Edit(retained_after, "if not aligned and", "if False and")),
+        Simulated("NoCheckpointLost", 20, scenarios.many_unaligned),
+    ),
+    Mutant(
         "a_clock_that_jumps_deletes",
         Section.OWN,
         "a clock that jumps makes all checkpoints but one look old, and they are deleted",
