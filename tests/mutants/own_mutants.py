@@ -668,6 +668,13 @@ OWN_DEFECTS: Final = (
         rewrite(Edit(DeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
+    Mutant(
+        "upkeep_unlinks_what_seems_to_have_failed",
+        Section.OWN,
+        "a transaction is made and its answer lost, and the files that it has added are deleted",
+        rewrite(Edit(DeltaTable._unlink, "if path not in shown:", "if True:")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
     # -- sources
     Mutant(
         "a_position_is_taken_up_in_another_stream",
