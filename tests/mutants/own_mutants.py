@@ -315,6 +315,13 @@ OWN_DEFECTS: Final = (
         Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
     ),
     Mutant(
+        "no_aligned_checkpoint_is_retained",
+        Section.OWN,
+        "under steady backpressure all retained checkpoints are unaligned, and no two tables can be read alike",
+        rewrite(Edit(retained_after, "if not aligned and", "if False and")),
+        Simulated("NoCheckpointLost", 20, scenarios.many_unaligned),
+    ),
+    Mutant(
         "a_clock_that_jumps_deletes",
         Section.OWN,
         "a clock that jumps makes all checkpoints but one look old, and they are deleted",
@@ -659,6 +666,13 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "what was made of some files is added though another writer has replaced them meanwhile",
         rewrite(Edit(DeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
+        table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
+    ),
+    Mutant(
+        "upkeep_unlinks_what_seems_to_have_failed",
+        Section.OWN,
+        "a transaction is made and its answer lost, and the files that it has added are deleted",
+        rewrite(Edit(DeltaTable._unlink, "if path not in shown:", "if True:")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources

@@ -25,14 +25,17 @@ def propose(
     retained: tuple[int, ...] | None = None,
     max_retained: int = 3,
     retain_ms: int = 0,
-    content: str = "",
-    at_ms: int = 0,
+    aligned: bool = True,
     claimant: str = "leader",
+    **facts: Any,
 ) -> CheckpointCompleted:
-    """The completion of a checkpoint, by the generation that is open unless another is named."""
+    """The completion of a checkpoint, by the generation that is open unless another is named.
+
+    `facts`: its `content` and when it was triggered, `at_ms`.
+    """
     if retained is None:
         config = CheckpointConfig(max_retained=max_retained, retain_ms=retain_ms)
-        retained = retained_after(log, checkpoint_id, config, content=content, at_ms=at_ms)
+        retained = retained_after(log, checkpoint_id, config, aligned=aligned, **facts)
     return log.completing(
         claimant,
         log.generation if generation is None else generation,
@@ -40,10 +43,9 @@ def propose(
         epoch=checkpoint_id if epoch is None else epoch,
         manifest=f"manifest-{checkpoint_id}",
         manifest_sha256="0" * 64,
-        aligned=True,
+        aligned=aligned,
         retained=retained,
-        content=content,
-        at_ms=at_ms,
+        **facts,
     )
 
 

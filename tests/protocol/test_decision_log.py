@@ -356,6 +356,19 @@ class TestTrimming:
             assert [each.checkpoint_id for each in read.lineage()] == [checkpoint_id, 1]
         assert max(lengths) == 10
 
+    def test_what_it_has_dropped_may_be_asked_while_it_grows(self) -> None:
+        """By the thread that cleans up."""
+        log = log_with(1)
+        for checkpoint_id in range(2, 20):
+            complete(log, checkpoint_id, retained=(1, checkpoint_id))
+
+        class Asked(int):
+            def __ne__(self, other: object) -> bool:
+                complete(log, log.last_checkpoint_id + 1, retained=(1, log.last_checkpoint_id + 1))
+                return super().__ne__(other)
+
+        assert [log.has_dropped(Asked(slot)) for slot in (2, 3)] == [False, True]
+
     def test_an_opening_trims_nothing(self) -> None:
         log = log_with(1, 2, 3, max_retained=2)
         first_slot = log.first_slot

@@ -29,7 +29,13 @@ STEPS = steps(
     (
         5,
         "the_newest_run_claims_a_slot",
-        {"share": shares, "also_decided": coins, "is_idle": coins, "at_ms": st.integers(0, 200)},
+        {
+            "share": shares,
+            "also_decided": coins,
+            "is_idle": coins,
+            "is_aligned": st.sampled_from([True, False, False, False]),
+            "at_ms": st.integers(0, 200),
+        },
     ),
     (2, "a_run_learns_that_it_has_won", {"number": which}),
     (4, "a_run_cleans_up", {"number": which, "unknown": st.sets(st.integers(0, 9)), "is_whole": coins}),
@@ -107,6 +113,33 @@ class TestWhatIsRetainedWhileNothingChanges:
     def test_in_which_order_stages_report_does_not_count(self) -> None:
         reports = [StageReport(name, 1, 1, 1, 7) for name in "ab"]
         assert content_of(reports) == content_of(reversed(reports))
+
+
+class TestWhatIsRetainedWhereAllAreUnaligned:
+    def test_the_newest_aligned_one_stays_however_many_follow_it(self) -> None:
+        log = log_with(1, 2)
+        for checkpoint_id in range(3, 40):
+            complete(log, checkpoint_id, aligned=False, content=str(checkpoint_id))
+        assert log.retained == (2, 37, 38, 39)
+        assert complete(log, 40).retained == (38, 39, 40)
+
+    def test_one_that_is_retained_anyway_is_enough(self) -> None:
+        log = log_with(1, 2, 3)
+        assert complete(log, 4, aligned=False).retained == (2, 3, 4)
+
+    def test_one_of_another_lineage_does_not_count(self) -> None:
+        log = log_with(1)
+        complete(log, 2, aligned=False)
+        complete(log, 3)
+        open_generation(log, base=2)
+        assert complete(log, 4, aligned=False, max_retained=1).retained == (1, 4)
+
+    def test_one_that_lies_between_those_kept_by_time_has_its_place(self) -> None:
+        log = log_with()
+        for checkpoint_id, at_ms in enumerate((0, 1, HOUR, 2 * HOUR), 1):
+            aligned = checkpoint_id == 2
+            complete(log, checkpoint_id, max_retained=1, retain_ms=24 * HOUR, aligned=aligned, at_ms=at_ms)
+        assert log.retained == (1, 2, 3, 4)
 
 
 class TestWhatIsRetainedByTime:
@@ -257,7 +290,9 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         run = self.runs[-1 - number % len(self.runs)]
         run.own_files = {path for path in run.own_files if hash_of(path) % 8 >= share}
 
-    def the_newest_run_claims_a_slot(self, share: int, also_decided: bool, is_idle: bool, at_ms: int) -> None:
+    def the_newest_run_claims_a_slot(
+        self, share: int, also_decided: bool, is_idle: bool, is_aligned: bool, at_ms: int
+    ) -> None:
         """The checkpoint refers to files of its run and of its parent. Its outcome may not be known yet."""
         run = self.runs[-1]
         if run.undecided is not None:
@@ -266,13 +301,16 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         candidates = run.own_files | (NOTHING if parent is None else self.references[parent.checkpoint_id])
         run.under_way = frozenset(path for path in candidates if hash_of(path) % 8 >= share)
         self.next_id += 1
-        content = self.contents[parent.checkpoint_id] if is_idle and parent is not None else str(self.next_id)
+        content = str(self.next_id)
+        if is_idle and parent is not None:
+            content, is_aligned = self.contents[parent.checkpoint_id], parent.aligned
         run.undecided = propose(
             run.log,
             self.next_id,
             generation=run.generation,
             max_retained=self.max_retained,
             retain_ms=self.retain_ms,
+            aligned=is_aligned,
             content=content,
             at_ms=at_ms,
         )
@@ -309,7 +347,7 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
     def the_newest_checkpoint_is_retained(self) -> None:
         log = self.read()
         assert log.newest is None or log.newest.checkpoint_id in log.retained
-        assert len(log.retained) <= self.max_retained + (PARTS + 1 if self.retain_ms else 0)
+        assert len(log.retained) <= self.max_retained + 1 + (PARTS + 1 if self.retain_ms else 0)
 
     @invariant()
     def the_newest_that_differ_are_retained_whatever_the_clock_says(self) -> None:
@@ -327,6 +365,15 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
             last = current.content
             current = None if current.parent is None else by_id[current.parent]
         assert set(different) <= set(log.retained)
+
+    @invariant()
+    def the_newest_aligned_one_is_retained(self) -> None:
+        log = self.read()
+        by_id = {each.checkpoint_id: each for each in self.history if isinstance(each, CheckpointCompleted)}
+        current: CheckpointCompleted | None = log.newest
+        while current is not None and not current.aligned:
+            current = None if current.parent is None else by_id[current.parent]
+        assert current is None or current.checkpoint_id in log.retained
 
     @invariant()
     def every_file_of_every_retained_checkpoint_is_there(self) -> None:

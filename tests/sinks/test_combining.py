@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
@@ -11,12 +12,13 @@ from typing import Any
 
 import deltalake
 import pytest
+from deltalake.exceptions import CommitFailedError
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.errors import InvalidConfig, SinkFailed
-from tidegate.sinks.combining import Piece, bins, files_wanted
+from tidegate.sinks.combining import Piece, bins, combine, files_wanted
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import versions_of
@@ -180,6 +182,32 @@ def test_what_a_killed_commit_has_combined_is_neither_shown_nor_left(
 
 
 @pytest.mark.spark
+def test_a_commit_that_meets_another_writers_combines_its_files_once(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Staging(DeltaTable(tmp_path / "table", "place"), spark)
+    staged = here.stage(here.rows(0, 20)) + here.stage(here.rows(20, 20))
+    transact, combined, others = DeltaTable._transact, [], iter(range(3))
+
+    def counted(*arguments: Any) -> list[Path]:
+        combined.append(arguments)
+        return combine(*arguments)
+
+    def meanwhile(sink: DeltaTable, *arguments: Any) -> bool:
+        if next(others, None) is not None:
+            deltalake.DeltaTable(sink.path).alter.set_table_description("by another writer")
+        return transact(sink, *arguments)
+
+    monkeypatch.setattr("tidegate.sinks.delta.combine", counted)
+    monkeypatch.setattr(DeltaTable, "_transact", meanwhile)
+    assert here.commit(staged) is CommitAnswer.COMMITTED
+    assert len(combined) == 1
+    assert here.shown() == expected(40)
+    assert here.active == len(here.files()) == 4
+    assert not list((here.sink.path / "_tidegate").rglob("merge-*"))
+
+
+@pytest.mark.spark
 def test_what_cannot_be_combined_is_shown_as_it_is_and_told(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -331,6 +359,42 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
     here.show(here.rows(30, 10, files=1))
     assert here.keep_up(generation=2) is not None
     assert [n for n, _ in here.shown()] == list(range(5, 40))
+    # What seems to have failed may be in the table.
+    write = deltalake.DeltaTable.create_write_transaction
+
+    def without_an_answer(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
+        raise CommitFailedError("its answer was lost")
+
+    here.show(here.rows(40, 10, files=1))
+    with monkeypatch.context() as patched:
+        patched.setattr(deltalake.DeltaTable, "create_write_transaction", without_an_answer)
+        here.keep_up()
+    assert here.active == 1
+    assert [n for n, _ in here.shown()] == list(range(5, 50))
+
+
+@pytest.mark.spark
+def test_before_a_file_is_deleted_the_version_without_it_is_forced_to_the_disk_whoever_made_it(
+    tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Kept(DeltaTable(tmp_path / "table", optimize="1h", vacuum="0s"), spark)
+    for first in range(0, 20, 10):
+        here.show(here.rows(first, 10, files=1))
+    deltalake.DeltaTable(here.sink.path).optimize.compact()
+    newest = here.sink.path / "_delta_log" / f"{deltalake.DeltaTable(here.sink.path).version():020d}.json"
+    forced: dict[Path, int] = {}
+
+    def note(paths: Iterable[Path], *_known: object, **_options: object) -> frozenset[Path]:
+        forced.update(dict.fromkeys(paths, len(here.files())))
+        return frozenset()
+
+    monkeypatch.setattr("tidegate.sinks.delta.sync", note)
+    done = here.keep_up(2)
+    assert done is not None
+    assert done.deleted == 2
+    (shown,) = deltalake.DeltaTable(here.sink.path).file_uris()
+    assert forced[newest] == forced[Path(shown)] == 3, "when no file was deleted yet"
 
 
 @pytest.mark.spark

@@ -159,7 +159,8 @@ class DecisionLog:
         self._records.append(record)
         self._undecided = 0
         if isinstance(record, CheckpointCompleted):
-            self._completed[record.checkpoint_id] = record
+            # Another one, because the thread that cleans up may be looking through this one.
+            self._completed = {**self._completed, record.checkpoint_id: record}
             self._newest = self._last_completed = record
         else:
             self._newest = None if record.base is None else self._completed.get(record.base)

@@ -83,6 +83,7 @@ _WORTH_A_JOB: Final = 3
 """By how many an epoch's files must become fewer for a job of Spark's to pay."""
 _COMMIT_TRIES: Final = 5
 _FORCED_VERSIONS: Final = 20
+_SURELY_WRITTEN_S: Final = 3_600
 
 
 class DeltaTable:
@@ -356,6 +357,7 @@ class DeltaTable:
             return self._commit(place, permit, committable)
 
     def _commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        combined: dict[tuple[StagedFile, ...], list[Path]] = {}
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
@@ -395,7 +397,7 @@ class DeltaTable:
             own = self._attempt(place, permit)
             vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
             staged = self._targets(place, [Path(file.path) for file in fresh])
-            actions = self._actions(place, table, permit, fresh)
+            actions = self._actions(place, table, permit, fresh, combined)
             if not self._transact(place, table, actions, records):
                 continue  # look at what the other writer left
             added = {self._path / each.path for each in actions if isinstance(each, AddAction)}
@@ -406,15 +408,26 @@ class DeltaTable:
         raise SinkFailed(f"{self.describe()}: {_COMMIT_TRIES} commits in a row met another writer's")
 
     def _actions(
-        self, place: SinkPlace, table: deltalake.DeltaTable, permit: CommitPermit, fresh: list[StagedFile]
+        self,
+        place: SinkPlace,
+        table: deltalake.DeltaTable,
+        permit: CommitPermit,
+        fresh: list[StagedFile],
+        combined: dict[tuple[StagedFile, ...], list[Path]],
     ) -> list[AddAction | RemoveAction]:
-        """What a transaction does to show what was staged."""
+        """What a transaction does to show what was staged.
+
+        `combined`: what this commit has made of small files, which is the same whatever others write meanwhile.
+        """
         folder = self._attempt(place, permit)
+        if tuple(fresh) in combined:
+            return [*self._add_all(place, combined[tuple(fresh)])]
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
         _remove([folder])
         if not self._key:
-            return [*self._add_all(place, self._combined(place, table, fresh, folder))]
+            combined[tuple(fresh)] = self._combined(place, table, fresh, folder)
+            return [*self._add_all(place, combined[tuple(fresh)])]
         upsert = self._upsert(place, table.schema(), active_files(table, self._key))
         with _spark_fails(f"{self.describe()}: its rows cannot be merged"):
             replaced = upsert.write(fresh, folder)
@@ -621,9 +634,12 @@ class DeltaTable:
             return 0  # others write to it all the time: later
 
     def _unlink(self, place: SinkPlace, given_up: list[Rewritten]) -> None:
-        """What is known not to be in the table."""
+        """What is not in the table: a transaction that seemed to fail may have made its version."""
+        table = self._open() if given_up else None
+        shown = set() if table is None else {self._path / file.path for file in active_files(table)}
         for path in self._targets(place, (path for each in given_up for path in each.written)):
-            path.unlink(missing_ok=True)
+            if path not in shown:
+                path.unlink(missing_ok=True)
 
     def _vacuum(self, place: SinkPlace, retained: Callable[[], Sequence[Manifest]]) -> list[int]:
         """Delete files that nobody needs. Returns their sizes."""
@@ -635,6 +651,8 @@ class DeltaTable:
         # what this version no longer has, no later one has.
         versions = versions_of(self._path, place.stage, retained())
         files = unneeded_files(table, self._path, retention_s(table, self._vacuum_ms), versions)
+        if files:
+            self._sync_shown(place, table)
         with self._turn:
             now = self._open()
             shown = set() if now is None else {self._path / file.path for file in active_files(now)}
@@ -681,6 +699,16 @@ class DeltaTable:
             raise SinkFailed(f"{self.describe()} cannot be written: {first_line(error)}") from error
         self._sync_log(place, through=table.version() + 1)
         return True
+
+    def _sync_shown(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
+        """Force what takes the place of files to the disk before these are deleted: other writers leave that to the
+        system, and a run may have been killed before it came to it. What is older was written by itself long ago."""
+        if place.fsync:
+            since_ms = (time.time() - _SURELY_WRITTEN_S) * 1000
+            sync(
+                (self._path / file.path for file in active_files(table) if file.modified_ms > since_ms), missing_ok=True
+            )
+            self._sync_log(place, through=table.version())
 
     def _sync_log(self, place: SinkPlace, through: int) -> None:
         """Force the last versions of the table's log to the disk, which deltalake leaves to the system.

@@ -480,7 +480,9 @@ class Generation:
             manifest=name,
             manifest_sha256=sha256,
             aligned=manifest.aligned,
-            retained=retained_after(self._log, checkpoint_id, self._config, content=content, at_ms=at_ms),
+            retained=retained_after(
+                self._log, checkpoint_id, self._config, aligned=manifest.aligned, content=content, at_ms=at_ms
+            ),
             content=content,
             at_ms=at_ms,
         )

@@ -204,12 +204,14 @@ class NothingNeededDeleted:
 
 class NoCheckpointLost:
     """What was completed is what the next generation starts from; sinks show only what was completed. And the newest
-    ones that differ stay, as many as are to be retained, whatever a clock says; how many stay in all has a bound."""
+    ones that differ stay, as many as are to be retained, whatever a clock says, and the newest aligned one; how many
+    stay in all has a bound."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
         self._epochs: set[int] = set()
         self._reached: dict[int, object] = {}
+        self._aligned: set[int] = set()
         self.damaged_checkpoints: set[int] = set()
 
     def on_completed(self, record: CheckpointCompleted, manifest: Manifest, before: list[int]) -> None:
@@ -221,11 +223,15 @@ class NoCheckpointLost:
         self._reached[record.checkpoint_id] = reached
         if before and self._reached[before[0]] == reached:
             before = before[1:]
+        if record.aligned:
+            self._aligned.add(record.checkpoint_id)
         wanted = before[: self._config.max_retained - 1]
+        if not self._aligned.intersection(record.retained):
+            wanted += [each for each in before if each in self._aligned]
         lost = [each for each in wanted if each not in record.retained]
         if lost:
             raise SimulationFailure("NoCheckpointLost", f"checkpoint {record.checkpoint_id} pushes out {lost[0]}")
-        if len(record.retained) > self._config.max_retained + (PARTS + 1 if self._config.retain_ms else 0):
+        if len(record.retained) > self._config.max_retained + 1 + (PARTS + 1 if self._config.retain_ms else 0):
             raise SimulationFailure("NoCheckpointLost", f"{len(record.retained)} checkpoints are retained")
 
     def on_opened(self, record: GenerationOpened, log: DecisionLog) -> None:

@@ -343,6 +343,7 @@ class SimulatedLeader:
         if self.stopped:
             return
         content, at_ms = content_of(checkpoint.reports.values()), self._cluster.clock()
+        config, aligned = self._cluster.config, checkpoint.is_aligned
         proposed = self._log.completing(
             self._claimant,
             self.generation,
@@ -350,8 +351,8 @@ class SimulatedLeader:
             epoch=checkpoint.barrier.epoch,
             manifest=path,
             manifest_sha256="",
-            aligned=checkpoint.is_aligned,
-            retained=retained_after(self._log, checkpoint_id, self._cluster.config, content=content, at_ms=at_ms),
+            aligned=aligned,
+            retained=retained_after(self._log, checkpoint_id, config, aligned=aligned, content=content, at_ms=at_ms),
             content=content,
             at_ms=at_ms,
         )
