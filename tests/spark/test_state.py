@@ -179,8 +179,8 @@ TOLD = {
     ),
     "delay": (
         state(AGGREGATE),
-        state(AGGREGATE, watermarks=(WatermarkDelay("ts", "1 hours"),)),
-        "rows may be 1 hours late by ts, were 5 minutes at ckpt-000003",
+        state(AGGREGATE, watermarks=(WatermarkDelay("ts", "1 hour"),)),
+        "rows may be 1 hour late by ts, were 5 minutes at ckpt-000003",
     ),
     "no watermark": (state(DISTINCT), state(DISTINCT, watermarks=()), "there is no watermark of ts since ckpt-000003"),
     "a watermark": (state(DISTINCT, watermarks=()), state(DISTINCT), "the watermark of ts is new since ckpt-000003"),

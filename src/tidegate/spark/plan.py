@@ -224,7 +224,8 @@ class _Reading:
 
     def state(self, version: str) -> StageState:
         operators = tuple(self._operator(node) for node in self._root.walk() if _keeps_state(node))
-        delays = _WATERMARK.findall(self._plan.toString())
+        # Spark says "1 minutes".
+        delays = [re.sub(r"\b1 (\w+)s\b", r"1 \1", each) for each in _WATERMARK.findall(self._plan.toString())]
         columns = [
             self._text(node.expressions("eventTime")[0])
             for node in self._root.walk()
