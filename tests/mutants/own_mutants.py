@@ -222,7 +222,7 @@ OWN_DEFECTS: Final = (
         "an_unaligned_checkpoint_is_called_aligned",
         Section.OWN,
         "readers who want one source prefix in all tables are given a checkpoint that has several",
-        rewrite(Edit(SimulatedLeader._decide, "aligned=checkpoint.is_aligned", "aligned=True")),
+        rewrite(Edit(SimulatedLeader._decide, "aligned=aligned,\n", "aligned=True,\n")),
         Simulated("SourcePrefix", 20, scenarios.many_unaligned),
     ),
     Mutant(
@@ -318,7 +318,7 @@ OWN_DEFECTS: Final = (
         "no_aligned_checkpoint_is_retained",
         Section.OWN,
         "under steady backpressure all retained checkpoints are unaligned, and no two tables can be read alike",
-        rewrite(Edit(retained_after, "if not aligned and", "if False and")),
+        rewrite(Edit(retained_after, "if not aligned:", "if False:")),
         Simulated("NoCheckpointLost", 20, scenarios.many_unaligned),
     ),
     Mutant(

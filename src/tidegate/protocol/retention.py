@@ -4,7 +4,7 @@ Guarantees:
 - The newest complete checkpoint is retained, whatever failed after it.
 - A checkpoint in which nothing has changed takes the place of the one before it, and pushes out no other. So the newest
   `max_retained` that differ are retained, whatever any clock says.
-- Where all of these are unaligned, the newest aligned one is retained besides: what all tables show alike can be read.
+- The newest aligned one is retained in any case: what all tables show alike can be read.
 - With `retain_ms`, older ones are retained for that long too, thinned out: of each 24th part of that time the first. So
   what is retained has a bound, and so have the records that name it.
 - A file that a retained checkpoint refers to is never deleted, nor one that a checkpoint under way may come
@@ -70,8 +70,10 @@ def retained_after(
         older = older[1:]
     kept = older[: config.max_retained - 1]
     kept += _thinned(older[config.max_retained - 1 :], at_ms, config.retain_ms)
-    if not aligned and not any(record.aligned for record in kept):
-        kept += [record for record in older if record.aligned][:1]
+    if not aligned:
+        newest_aligned = next((record for record in log.lineage() if record.aligned), None)
+        if newest_aligned is not None and newest_aligned not in kept:
+            kept.append(newest_aligned)
     return (*sorted(record.checkpoint_id for record in kept), checkpoint_id)
 
 

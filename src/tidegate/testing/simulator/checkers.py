@@ -221,13 +221,14 @@ class NoCheckpointLost:
             name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in manifest.items()
         }
         self._reached[record.checkpoint_id] = reached
+        newest_aligned = [each for each in before if each in self._aligned][:1]
         if before and self._reached[before[0]] == reached:
             before = before[1:]
+        wanted = before[: self._config.max_retained - 1]
         if record.aligned:
             self._aligned.add(record.checkpoint_id)
-        wanted = before[: self._config.max_retained - 1]
-        if not self._aligned.intersection(record.retained):
-            wanted += [each for each in before if each in self._aligned]
+        else:
+            wanted += newest_aligned
         lost = [each for each in wanted if each not in record.retained]
         if lost:
             raise SimulationFailure("NoCheckpointLost", f"checkpoint {record.checkpoint_id} pushes out {lost[0]}")
