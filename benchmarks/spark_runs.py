@@ -25,11 +25,12 @@ from unittest import mock
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.measure import WrongWork
+from tidegate.engine.generation import Generation
+from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.run import run_pipeline
 from tidegate.protocol.coordinator import Checkpoint
-from tidegate.spark.generation import Generation
-from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
+from tidegate.spark.definition import SPARK_PARAMETER
 from tidegate.spark.queries import stored_schema
-from tidegate.spark.run import run_pipeline
 from tidegate.spark.session import StageSessions
 
 if TYPE_CHECKING:

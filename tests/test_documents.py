@@ -17,7 +17,7 @@ import pytest
 from tests.cli.harness import live_run, tidegate, wait_until
 from tests.cli.strict import answered
 from tidegate.cli.answers import DemoAnswer
-from tidegate.spark.remote import Life, look
+from tidegate.engine.control import Life, look
 from tidegate.storage.paths import RootPaths
 from tools import reference
 from tools.diagrams import rendered

@@ -23,9 +23,9 @@ import pytest
 
 import tidegate
 from tests.cli.harness import tidegate as tidegate_command
+from tidegate.engine.control import read_status
+from tidegate.engine.kill_points import VARIABLE as KILL_VARIABLE
 from tidegate.sinks.reading import TablesAt
-from tidegate.spark.remote import read_status
-from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
 from tidegate.storage.paths import RootPaths
 
 ROOT = Path(__file__).parents[1]

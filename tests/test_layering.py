@@ -18,7 +18,8 @@ ROOT = "tidegate"  # the package's own __init__: the public names
 ANY = None
 CORE = {"errors", "protocol"}
 BELOW_SPARK = CORE | {"storage", "cluster"}
-BELOW_TOP = BELOW_SPARK | {"spark", "sinks"}
+BELOW_ENGINE = BELOW_SPARK | {"spark", "sinks"}
+BELOW_TOP = BELOW_ENGINE | {"engine"}
 
 
 class Layer(NamedTuple):
@@ -37,6 +38,7 @@ LAYERS = {
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),
     "spark": Layer(layers=BELOW_SPARK | {"sinks"}, packages=ANY),  # it drives sinks; a sink knows nothing of it
+    "engine": Layer(layers=BELOW_ENGINE, packages=ANY),
     "sinks": Layer(layers=BELOW_SPARK, packages=ANY),
     ROOT: Layer(layers=BELOW_TOP, packages=ANY),
     "cli": Layer(layers=BELOW_TOP | {"testing", ROOT}, packages=ANY),
@@ -195,7 +197,7 @@ def test_the_table_has_no_cycle() -> None:
         ("tidegate.errors", "from .protocol import messages", "tidegate.protocol.messages"),
         ("tidegate.testing.simulator.world", "import pyspark", "pyspark"),
         ("tidegate.testing.simulator.world", "from ...cli import app", "tidegate.cli.app"),
-        ("tidegate.storage.manifest", "from tidegate.spark import stage", "tidegate.spark.stage"),
+        ("tidegate.storage.manifest", "from tidegate.spark import gate", "tidegate.spark.gate"),
         ("tidegate.cluster.election", "from tidegate.storage import paths", "tidegate.storage.paths"),
         ("tidegate.spark.runner", "from tidegate.cli import app", "tidegate.cli.app"),
         ("tidegate.sinks.delta", "from tidegate.dashboard import server", "tidegate.dashboard.server"),

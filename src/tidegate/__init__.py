@@ -10,12 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.engine.pipeline import Pipeline
     from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
     from tidegate.sinks.delta import DeltaTable
     from tidegate.sinks.function import Console, ForeachBatch, Memory
     from tidegate.sinks.postgres import PostgresTable
     from tidegate.sinks.reading import read
-    from tidegate.spark.pipeline import Pipeline
 
 __version__ = "0.1.0"
 
@@ -39,7 +39,7 @@ _HOMES: Final = {
     "DeltaTable": "tidegate.sinks.delta",
     "ForeachBatch": "tidegate.sinks.function",
     "Memory": "tidegate.sinks.function",
-    "Pipeline": "tidegate.spark.pipeline",
+    "Pipeline": "tidegate.engine.pipeline",
     "PostgresTable": "tidegate.sinks.postgres",
     "read": "tidegate.sinks.reading",
 }

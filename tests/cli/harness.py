@@ -16,9 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.spark.played import PlayedPipeline, played
-from tidegate.protocol.recovery import checkpoint_name
-from tidegate.spark.remote import Remote
-from tidegate.spark.status import CheckpointState, CheckpointStatus
+from tidegate.engine.control import Remote
+from tidegate.engine.status import CheckpointState, CheckpointStatus
+from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.lock import RootLock
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))

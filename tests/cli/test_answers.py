@@ -33,11 +33,11 @@ from tidegate.cli.answers import (
     VerifyAnswer,
 )
 from tidegate.cli.view import JsonView
+from tidegate.engine.control import Life, read_status
+from tidegate.engine.root import Root
+from tidegate.engine.status import CheckpointStatus, Observer, status_of
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import AbortReason
-from tidegate.spark.remote import Life, read_status
-from tidegate.spark.root import Root
-from tidegate.spark.status import CheckpointStatus, Observer, status_of
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths

@@ -16,10 +16,10 @@ from tests.cli.harness import TIDEGATE, ended_checkpoint, make_root, tidegate
 from tests.spark.played import played
 from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
+from tidegate.engine.root import Root
+from tidegate.engine.status import Observer
 from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
-from tidegate.spark.root import Root
-from tidegate.spark.status import Observer
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths

@@ -14,7 +14,7 @@ from rich.text import Text
 from tests.cli.harness import ended_checkpoint, in_terminal, live_run, tidegate, wait_until
 from tidegate.cli.fitting import Column, cut_off, fitted, shortened, wrapped
 from tidegate.cli.tables import run_lines
-from tidegate.spark.status import (
+from tidegate.engine.status import (
     CheckpointState,
     CheckpointStatus,
     Observer,

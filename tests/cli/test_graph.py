@@ -16,7 +16,7 @@ from tidegate.cli.drawing.listing import as_list
 from tidegate.cli.drawing.mermaid import as_mermaid
 from tidegate.cli.drawing.svg import as_svg
 from tidegate.cli.drawing.text import as_text
-from tidegate.spark.root import Root
+from tidegate.engine.root import Root
 
 Edges = set[tuple[str, str]]
 

@@ -23,7 +23,7 @@ from tidegate.cli.answers import (
     StoppingEvent,
     TakenAnswer,
 )
-from tidegate.spark.status import StartingStep
+from tidegate.engine.status import StartingStep
 
 RUN = "tidegate run orders.py --root state/orders"
 ROOT = Path("state/orders")

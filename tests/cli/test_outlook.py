@@ -17,10 +17,10 @@ from tests.cli.harness import tidegate
 from tests.cli.test_checkpoints import snapshot_file
 from tests.spark.played import played
 from tidegate.cli.outlook import next_run
+from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, UnknownCheckpoint
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import SinkPlace
-from tidegate.spark.root import Root
 from tidegate.storage.inspection import InspectedRoot
 
 

@@ -16,10 +16,10 @@ import pytest
 
 from tests.cli.harness import TIDEGATE, LiveRun, live_run, make_root, tidegate, wait_until
 from tests.spark.played import played
+from tidegate.engine.control import Life, Remote, ask_for_checkpoint, look, read_status
+from tidegate.engine.status import Observer, StartingStep, StepName
 from tidegate.errors import NotRunning, RequestFailed, RootInUse
 from tidegate.protocol.coordinator import AbortReason
-from tidegate.spark.remote import Life, Remote, ask_for_checkpoint, look, read_status
-from tidegate.spark.status import Observer, StartingStep, StepName
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
 
@@ -393,5 +393,5 @@ def test_a_lock_that_cannot_be_taken_later_does_not_fail_the_run(
         paths = pipeline.root.paths
         with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
             monkeypatch.setattr(RootLock, "take_if_free", refuse)
-            monkeypatch.setattr("tidegate.spark.remote._WRITE_EVERY_S", 0.0)
+            monkeypatch.setattr("tidegate.engine.control._WRITE_EVERY_S", 0.0)
             assert remote.update(pipeline.generation).state == "running"

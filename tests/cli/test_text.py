@@ -6,7 +6,7 @@ import pytest
 
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import as_time
-from tidegate.spark.status import RunStatus, StageStatus
+from tidegate.engine.status import RunStatus, StageStatus
 
 SECONDS_FOR_MILLISECONDS = 1_700_000_000_000_000
 """What a watermark becomes if a source takes milliseconds for seconds."""

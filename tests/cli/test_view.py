@@ -19,8 +19,8 @@ from tests.cli.harness import ended_checkpoint
 from tests.cli.strict import told
 from tidegate.cli.answers import ChangedEvent
 from tidegate.cli.view import JsonView, LiveView, LogView, _Start
-from tidegate.spark.run import _stopping
-from tidegate.spark.status import (
+from tidegate.engine.run import _stopping
+from tidegate.engine.status import (
     DueCheckpoint,
     NoBatch,
     Observer,

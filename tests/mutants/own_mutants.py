@@ -8,6 +8,13 @@ import pytest
 
 from tests.mutants import played_properties, properties, scenarios, table_properties
 from tests.mutants.mutation import Edit, Mutant, Section, Simulated, Switch, rewrite
+from tidegate.engine.control import Remote
+from tidegate.engine.generation import Generation
+from tidegate.engine.order import in_order
+from tidegate.engine.pausing import PausableSource
+from tidegate.engine.stage import RunningStage
+from tidegate.engine.status import Observer
+from tidegate.engine.tables import _last_with_rows, _moved
 from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import Aligner
 from tidegate.protocol.backpressure import Backpressure
@@ -20,14 +27,7 @@ from tidegate.sinks.staging import refuse_put_back
 from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
-from tidegate.spark.generation import Generation
-from tidegate.spark.order import in_order
-from tidegate.spark.pausing import PausableSource
-from tidegate.spark.remote import Remote
 from tidegate.spark.sources import going_on
-from tidegate.spark.stage import RunningStage
-from tidegate.spark.status import Observer
-from tidegate.spark.tables import _last_with_rows, _moved
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import decode_manifest
 from tidegate.testing.simulator.instance import SimulatedInstance

@@ -16,18 +16,18 @@ import msgspec
 from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
 from tests.storage.test_manifest import naming
+from tidegate.engine.control import Remote, look
+from tidegate.engine.generation import Bounds
+from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of
+from tidegate.engine.tables import goes_on_from_rows, with_staged_in
 from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import SegmentFile
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
 from tidegate.spark.gate import Gate
-from tidegate.spark.generation import Bounds
-from tidegate.spark.remote import Remote, look
-from tidegate.spark.status import CheckpointStatus, Observer, status_in, status_of
-from tidegate.spark.tables import goes_on_from_rows, with_staged_in
 from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest

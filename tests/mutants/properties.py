@@ -13,6 +13,7 @@ from typing import Any
 import tidegate as tg
 from tests.mutants.scenarios import quiet
 from tests.protocol.logs import complete, log_with
+from tidegate.engine.order import in_order
 from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
@@ -44,7 +45,6 @@ from tidegate.protocol.retention import PARTS
 from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
-from tidegate.spark.order import in_order
 from tidegate.spark.sources import going_on
 from tidegate.storage.manifest import SourceStream
 from tidegate.testing.simulator.cluster import Cluster

@@ -5,6 +5,7 @@ import pytest
 from tests.protocol.logs import complete, log_with, open_generation
 from tests.protocol.unchanged import unchanged
 from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import (
     Examine,
     Facts,
@@ -15,7 +16,6 @@ from tidegate.protocol.recovery import (
     SinkFacts,
     StartFresh,
     StartOver,
-    checkpoint_name,
     recover,
 )
 

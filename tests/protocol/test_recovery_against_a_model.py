@@ -13,6 +13,7 @@ from tests.protocol.logs import complete
 from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import (
     Examine,
     Facts,
@@ -23,7 +24,6 @@ from tidegate.protocol.recovery import (
     SinkFacts,
     StartFresh,
     StartOver,
-    checkpoint_name,
     recover,
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,11 @@ import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from tests.spark.played import played
+from tidegate.engine.root import Root
 from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt, _table_at, _tables, read
-from tidegate.spark.root import Root
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import StageShape, TableAddress
 from tidegate.testing.sinks import permit
@@ -187,3 +189,20 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
 def test_a_bucket_is_refused_as_what_it_is() -> None:
     with pytest.raises(InvalidConfig, match="s3://bucket/orders is not a local folder, and buckets are not supported"):
         read("s3://bucket/orders")
+
+
+def test_a_process_that_has_read_a_table_ends_in_peace(tmp_path: Path) -> None:
+    """Six files: where pyarrow's threads call back into Python for each, two of three such processes were aborted."""
+    values = ["x y", "a%b", "ü/ö", "c:d", "+e#?", "%20"]
+    rows = pyarrow.table({"id": range(6), "part": values})
+    deltalake.write_deltalake(tmp_path / "table", rows, partition_by=["part"])
+    reading = f"""
+from pathlib import Path
+from tidegate.sinks.reading import TableAt
+read = TableAt(Path({str(tmp_path / "table")!r}), 0).to_pandas()
+print(sorted(zip(read["id"], read["part"])))
+"""
+    for _ in range(4):
+        done = subprocess.run([sys.executable, "-c", reading], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.strip() == str(list(enumerate(values)))

@@ -15,15 +15,15 @@ import deltalake
 
 import tidegate as tg
 from tests.full_disk import fill
+from tidegate.engine.control import look
+from tidegate.engine.run import run_pipeline
 from tidegate.errors import TidegateError
-from tidegate.spark.remote import look
-from tidegate.spark.run import run_pipeline
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from tidegate.spark.status import RunStatus
+    from tidegate.engine.status import RunStatus
 
 ROWS = 40
 

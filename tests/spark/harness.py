@@ -14,10 +14,10 @@ from typing import Any
 import deltalake
 from pyspark.sql import DataFrame, SparkSession
 
-from tidegate.spark.batch import batch_job
-from tidegate.spark.pipeline import Pipeline
-from tidegate.spark.run import run_pipeline
-from tidegate.spark.status import RunStatus
+from tidegate.engine.batch_job import batch_job
+from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.run import run_pipeline
+from tidegate.engine.status import RunStatus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 ROW_SCHEMA = "id long, key string, ts timestamp, value long"

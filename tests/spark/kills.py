@@ -18,8 +18,8 @@ from pathlib import Path
 import psycopg
 
 from tests.spark.harness import table_rows, write_input
-from tidegate.spark.remote import read_status
-from tidegate.spark.steps import VARIABLE
+from tidegate.engine.control import read_status
+from tidegate.engine.kill_points import VARIABLE
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import decode_manifest
 from tidegate.storage.paths import RootPaths

@@ -15,19 +15,19 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 import tidegate as tg
+from tidegate.engine.generation import Bounds, Generation, Opened
+from tidegate.engine.root import Root
+from tidegate.engine.stage import RunningStage
+from tidegate.engine.tables import address_of
 from tidegate.errors import SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode_committable
 from tidegate.sinks.function import KINDS
+from tidegate.spark.definition import OutputMode
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
-from tidegate.spark.generation import Bounds, Generation, Opened
 from tidegate.spark.output import batch_folder
-from tidegate.spark.pipeline import OutputMode
-from tidegate.spark.root import Root
-from tidegate.spark.stage import RunningStage
-from tidegate.spark.tables import address_of
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import (
     FORMAT,

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.postgres_server import PostgresServer, find_programs
 from tests.spark.kills import KilledRuns, SlowRuns, kill_often
-from tidegate.spark.steps import UNDER_BACKPRESSURE, Step
+from tidegate.engine.kill_points import UNDER_BACKPRESSURE, Step
 
 _KILLS_PER_ROUND = 20
 # How often a run passes a step when it starts, or in each checkpoint. The first checkpoints of a run hold nothing new.

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
-from tidegate.spark.status import RunStatus
+from tidegate.engine.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

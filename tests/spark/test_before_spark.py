@@ -15,6 +15,8 @@ import tidegate as tg
 from tests.cli.harness import make_root
 from tests.spark.played import CountingTable, played
 from tests.spark.test_wrong_pipelines import called
+from tidegate.engine.root import Root
+from tidegate.engine.run import run_pipeline
 from tidegate.errors import (
     ForeignTable,
     InvalidConfig,
@@ -24,8 +26,6 @@ from tidegate.errors import (
     SinkFailed,
 )
 from tidegate.sinks.contract import Sink, SinkPlace
-from tidegate.spark.root import Root
-from tidegate.spark.run import run_pipeline
 from tidegate.spark.session import RunSession, check_java
 from tidegate.storage import inspection
 from tidegate.storage.manifest import Manifest
@@ -174,7 +174,7 @@ def test_files_of_a_checkpoint_are_read_once_for_a_start(tmp_path: Path, monkeyp
         return real(*arguments)
 
     real = inspection.examine
-    monkeypatch.setattr("tidegate.spark.root.examine", counted)
+    monkeypatch.setattr("tidegate.engine.root.examine", counted)
     _, foreseen = root.foreseen({})
     assert root.recovered({}, shape)[1] == foreseen is not None
     assert examined == [1]

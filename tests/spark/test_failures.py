@@ -21,12 +21,12 @@ from tests.cli.strict import told
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
 from tidegate.cli.answers import EndedEvent, RestartingEvent
 from tidegate.cli.view import JsonView
+from tidegate.engine import generation, planning
+from tidegate.engine.run import run_pipeline
+from tidegate.engine.status import RunStatus
 from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavailable
-from tidegate.spark import generation, planning
 from tidegate.spark.gate import Gate
 from tidegate.spark.output import remove_output
-from tidegate.spark.run import run_pipeline
-from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.store import Store

@@ -20,8 +20,8 @@ from pyspark.sql import functions as F
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tests.spark.played import PlayedPipeline, count_held, entries, played
+from tidegate.engine.channel import Channel
 from tidegate.protocol.messages import Segment, SegmentFile
-from tidegate.spark.channel import Channel
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.storage.inspection import examine

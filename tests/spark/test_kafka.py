@@ -14,11 +14,12 @@ from pyspark.sql import DataFrame, SparkSession
 import tidegate as tg
 from tests.kafka_broker import KafkaBroker, KafkaClient, connector_jars
 from tests.spark.harness import Crash, at_most, run_to_end, table_rows
+from tidegate.engine import planning
+from tidegate.engine.status import RunStatus
 from tidegate.errors import DataLost, PipelineChanged, RecoveryRefused
-from tidegate.spark import planning, watch
+from tidegate.spark import watch
 from tidegate.spark.session import existing_session, local_session
 from tidegate.spark.sources import existing, going_on, streams_read
-from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.store import Store
 

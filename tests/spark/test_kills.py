@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.spark.kills import KilledRuns, kill_often
-from tidegate.spark.steps import UNDER_BACKPRESSURE, Step
+from tidegate.engine.kill_points import UNDER_BACKPRESSURE, Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

@@ -18,13 +18,14 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
 from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline
+from tidegate.engine import run
+from tidegate.engine.generation import Generation, Opened
+from tidegate.engine.root import Root
 from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Sink, SinkPlace, decode_committable
-from tidegate.spark import queries, run
-from tidegate.spark.generation import Generation, Opened
-from tidegate.spark.root import Root
+from tidegate.spark import queries
 from tidegate.spark.session import RunSession
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import Manifest, SourceStream, StageShape, TableAddress

@@ -14,11 +14,11 @@ from pyspark.sql import functions as F
 import tidegate as tg
 from tests.postgres_server import PostgresServer
 from tests.spark.harness import Crash, as_rows, at_most, oracle, run_to_end, stream, table_rows, write_rows
+from tidegate.engine.order import in_order
+from tidegate.engine.status import RunStatus
 from tidegate.errors import ConflictingRows
 from tidegate.spark.gate import Gate
-from tidegate.spark.order import in_order
 from tidegate.spark.queries import _aggregates
-from tidegate.spark.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 
 KEYS = 20

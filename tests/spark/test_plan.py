@@ -17,11 +17,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_rows
+from tidegate.engine.status import RunStatus
 from tidegate.errors import PipelineChanged
 from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark.plan import states_of
 from tidegate.spark.state import _Comparison
-from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import files_under
 from tidegate.storage.manifest import StageState

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tidegate.spark import planning, rounds
-from tidegate.spark.planning import PlanningWatch
-from tidegate.spark.rounds import Rounds
+from tidegate.engine import planning, rounds
+from tidegate.engine.planning import PlanningWatch
+from tidegate.engine.rounds import Rounds
 
 ASKING = "Getting offsets from KafkaV2[Subscribe[orders]]"
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.spark.played import played
+from tidegate.engine import run
+from tidegate.engine.generation import Bounds
+from tidegate.engine.root import Root
 from tidegate.errors import SinkFailed, StageFailed
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.spark import run
-from tidegate.spark.generation import Bounds
-from tidegate.spark.root import Root
 
 
 class Failing(run._Run):

@@ -17,12 +17,12 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import START, at_most, oracle, run_to_end, stream, table_rows, write_input
+from tidegate.engine.run import run_pipeline
+from tidegate.engine.status import RunStatus
 from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.sinks.sessions import derived_session
-from tidegate.spark.run import run_pipeline
 from tidegate.spark.session import StageSessions, local_session
 from tidegate.spark.spark_log import rotate
-from tidegate.spark.status import RunStatus
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 

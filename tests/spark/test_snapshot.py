@@ -15,13 +15,13 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark import snapshot
 from tidegate.spark.filelog import is_committed, write_whole
-from tidegate.spark.root import Root
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
 from tidegate.storage.files import link

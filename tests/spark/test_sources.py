@@ -14,8 +14,8 @@ from pyspark.sql.types import StructType
 
 import tidegate as tg
 from tests.spark.harness import Crash, at_most, run_to_end, stream, table_rows, write_input
+from tidegate.engine.status import RunStatus
 from tidegate.errors import PipelineChanged, RecoveryRefused
-from tidegate.spark.status import RunStatus
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.store import Store

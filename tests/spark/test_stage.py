@@ -13,15 +13,15 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from tests.spark.played import Played, PlayedPipeline, played
+from tidegate.engine import generation
+from tidegate.engine.generation import Bounds
+from tidegate.engine.stage import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Obstacle
 from tidegate.sinks.contract import decode_committable
-from tidegate.spark import generation
-from tidegate.spark.generation import Bounds
 from tidegate.spark.output import batch_folder, written_files
-from tidegate.spark.stage import RunningStage
 from tidegate.storage.inspection import examine
 
 

@@ -11,13 +11,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
+from tidegate.engine.run import run_pipeline
+from tidegate.engine.status import RunStatus
 from tidegate.errors import Fenced, ForeignTable, RecoveryRefused, TablePutBack
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.spark.run import run_pipeline
-from tidegate.spark.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
-from tidegate.spark.generation import Generation
+from tidegate.engine.generation import Generation
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

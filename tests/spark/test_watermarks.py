@@ -14,7 +14,7 @@ from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
 import tidegate as tg
 from tests.spark.harness import Crash, as_rows, at_most, run_to_end, stream, table_rows, write_input
-from tidegate.spark.status import RunStatus
+from tidegate.engine.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

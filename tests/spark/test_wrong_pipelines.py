@@ -20,6 +20,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.cli.load import load_pipeline
+from tidegate.engine.root import Root, check_shape
+from tidegate.engine.run import RunOptions, run_pipeline
 from tidegate.errors import (
     ForeignRoot,
     InvalidConfig,
@@ -29,8 +31,6 @@ from tidegate.errors import (
     RootInUse,
     SinkFailed,
 )
-from tidegate.spark.root import Root, check_shape
-from tidegate.spark.run import RunOptions, run_pipeline
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape
 from tidegate.storage.store import Store

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tidegate.spark.run import run_pipeline
+from tidegate.engine.run import run_pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

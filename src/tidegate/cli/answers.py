@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from tidegate.spark.remote import Life
-from tidegate.spark.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, StartingStep, now
+from tidegate.engine.control import Life
+from tidegate.engine.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, StartingStep, now
 from tidegate.storage.manifest import StageKind
 
 VERSION: Final = 1

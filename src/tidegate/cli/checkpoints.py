@@ -17,11 +17,11 @@ from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, terminal_width
+from tidegate.engine.control import Life, look
+from tidegate.engine.status import CheckpointStatus, status_in
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
-from tidegate.spark.remote import Life, look
-from tidegate.spark.status import CheckpointStatus, status_in
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, StageSnapshot
 

@@ -27,8 +27,8 @@ from tidegate.cli.options import AsJson, check_writable
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import plain_table
-from tidegate.spark.remote import read_status
-from tidegate.spark.steps import VARIABLE as KILL_VARIABLE
+from tidegate.engine.control import read_status
+from tidegate.engine.kill_points import VARIABLE as KILL_VARIABLE
 from tidegate.storage.paths import RootPaths
 
 _PIPELINE: Final = Path(__file__).with_name("demo_pipeline.py")
@@ -271,7 +271,7 @@ def compare(wanted: Rows, found: Rows) -> ComparedTable:
 def _expected(folder: Path) -> dict[str, Rows]:
     """What the same functions give as a batch job, in Spark, over the same input."""
     from tidegate.cli.load import load_pipeline
-    from tidegate.spark.batch import batch_job
+    from tidegate.engine.batch_job import batch_job
     from tidegate.spark.session import local_session
 
     session = local_session("tidegate demo, the batch job", folder / "batch.log")
@@ -296,7 +296,9 @@ def take_open_windows(revenue: Rows, watermark_ms: int) -> int:
 def _found(path: Path) -> Rows:
     import deltalake
 
-    return _rows(deltalake.DeltaTable(path).to_pyarrow_table())
+    from tidegate.sinks.reading import TableAt
+
+    return _rows(TableAt(path, deltalake.DeltaTable(path).version()).to_arrow())
 
 
 def _rows(table: Any) -> Rows:

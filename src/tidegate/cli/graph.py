@@ -15,7 +15,7 @@ from tidegate.cli.options import AsJson, RootFolderIfAny, check_writable
 from tidegate.cli.speech import say
 from tidegate.cli.text import terminal_width
 from tidegate.errors import ForeignRoot, NoRoot
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 
 
 class Format(enum.StrEnum):

@@ -12,8 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
+from tidegate.engine.pipeline import Pipeline
 from tidegate.errors import InvalidPipeline, TidegateError
-from tidegate.spark.pipeline import Pipeline
 
 _NO_SPARK_YET: Final = "SESSION_OR_CONTEXT_NOT_EXISTS"
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tidegate.cli.text import age
-from tidegate.spark.status import RunStatus
+from tidegate.engine.status import RunStatus
 
 
 class Notice(msgspec.Struct, frozen=True):

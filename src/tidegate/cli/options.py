@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from tidegate.errors import InvalidConfig, TidegateError
-from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.files import local_path
 from tidegate.storage.inspection import InspectedRoot
 

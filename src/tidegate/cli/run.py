@@ -16,7 +16,7 @@ from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import RootFolder
 from tidegate.cli.speech import say
-from tidegate.spark.status import RunStatus, StartingStep, now
+from tidegate.engine.status import RunStatus, StartingStep, now
 
 if TYPE_CHECKING:
     from tidegate.cli.view import View
@@ -82,7 +82,7 @@ def run_command(
 
     from tidegate.cli.load import load_pipeline
     from tidegate.cli.view import JsonView, LiveView, LogView
-    from tidegate.spark.run import run_pipeline
+    from tidegate.engine.run import run_pipeline
     from tidegate.spark.session import in_place
     from tidegate.storage.files import plain_path
 

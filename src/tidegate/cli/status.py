@@ -15,10 +15,10 @@ from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import age, as_bytes, as_duration, as_time, console, terminal_width
+from tidegate.engine.control import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
+from tidegate.engine.status import RunStatus, StartingStep, as_moment
 from tidegate.protocol.config import as_ms
-from tidegate.protocol.recovery import checkpoint_name
-from tidegate.spark.remote import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
-from tidegate.spark.status import RunStatus, StartingStep, as_moment
+from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, Outlook
 from tidegate.storage.lock import holder
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
 from tidegate.cli.notices import Notice, notices
 from tidegate.cli.text import as_bytes, as_duration, as_time
-from tidegate.spark.status import CheckpointStatus, RunStatus, StagePart
+from tidegate.engine.status import CheckpointStatus, RunStatus, StagePart
 
 _SHOWN_CHECKPOINTS: Final = 5
 _PREFERRED_CHECKPOINTS: Final = 3

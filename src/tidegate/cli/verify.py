@@ -15,7 +15,7 @@ from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, check_files
 
 

@@ -29,7 +29,7 @@ from tidegate.cli.notices import notices
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import as_duration
-from tidegate.spark.status import RunStatus, StartingStep
+from tidegate.engine.status import RunStatus, StartingStep
 
 _TELL_AGAIN_AFTER_S: Final = 60.0
 

@@ -13,13 +13,13 @@ Guarantees:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.names import checkpoint_name
 
 
 class SinkFacts(msgspec.Struct, frozen=True):
@@ -80,16 +80,6 @@ Start = StartFresh | StartOver | Restore | Refuse
 """What needs no more facts."""
 
 _ANEW: Final = "start the pipeline on a new root with new tables"
-
-
-def checkpoint_name(checkpoint_id: int) -> str:
-    return f"ckpt-{checkpoint_id:06d}"
-
-
-def checkpoint_id_of(name: str) -> int | None:
-    """`42` and `ckpt-000042` name the same checkpoint. None: it names none."""
-    match = re.fullmatch(r"(?:ckpt-)?0*([1-9]\d*)", name.strip())
-    return None if match is None else int(match[1])
 
 
 def in_words(start: Start, health: Mapping[int, str | None]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,7 +15,7 @@ from deltalake.exceptions import DeltaError
 
 from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, SinkFailed, UnknownCheckpoint, first_line
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.features import unreadable
 from tidegate.sinks.scan import FILE, active_files, scan
@@ -42,10 +43,14 @@ class TableAt:
 
     def to_arrow(self) -> Any:
         """A pyarrow table."""
-        return self.delta().to_pyarrow_table()
+        fs: Any = importlib.import_module("pyarrow.fs")
+        # Read by pyarrow's own threads alone. By default they would call back into Python for every file, and a process
+        # that ends while one of them lets go of it is aborted.
+        local = fs.SubTreeFileSystem(str(self.path), fs.LocalFileSystem())
+        return self.delta().to_pyarrow_table(filesystem=local)
 
     def to_pandas(self) -> pd.DataFrame:
-        frame: pd.DataFrame = self.delta().to_pandas()
+        frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
     def to_spark(self, session: SparkSession) -> DataFrame:

@@ -1,1 +1,1 @@
-"""Pipelines on Spark: stages, channels, gates, snapshots, and the run that drives them."""
+"""What knows PySpark or Spark's file formats: sessions, queries and their plans, logs, gates and snapshots."""

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from tidegate.errors import DamagedCheckpoint
+from tidegate.spark.definition import OutputMode
 from tidegate.spark.filelog import as_path, read_sink_log, remove_file, seed_sink_log
-from tidegate.spark.pipeline import OutputMode
 
 _BATCH_FOLDER: Final = "batch-"
 

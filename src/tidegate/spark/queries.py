@@ -18,10 +18,10 @@ from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import FileSink
 from tidegate.sinks.staging import refuse_null_folder
 from tidegate.spark.causes import objection_of, without_pysparks_log
+from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.output import batch_folder
-from tidegate.spark.pipeline import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.session import StageSessions
 from tidegate.spark.sources import (
     STREAM_V1,

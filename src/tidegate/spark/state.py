@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from tidegate.errors import PipelineChanged
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.spark.filelog import kept_settings
 from tidegate.spark.plan import AGGREGATION, CONSTANT, JOIN, TRANSFORM
 from tidegate.storage.manifest import Manifest, StageShape, StageState, StateColumn, StateOperator, WatermarkDelay

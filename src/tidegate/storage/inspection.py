@@ -16,18 +16,8 @@ import msgspec
 
 from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
-from tidegate.protocol.recovery import (
-    Examine,
-    Facts,
-    FenceSinks,
-    Refuse,
-    Restore,
-    SinkFacts,
-    Start,
-    checkpoint_name,
-    in_words,
-    recover,
-)
+from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.recovery import Examine, Facts, FenceSinks, Refuse, Restore, SinkFacts, Start, in_words, recover
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import checksum, local_path
 from tidegate.storage.manifest import Manifest, decode_manifest

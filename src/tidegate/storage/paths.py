@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 
 
 class RootPaths:

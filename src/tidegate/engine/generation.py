@@ -19,6 +19,16 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.engine import cleaning
+from tidegate.engine.beside import beside
+from tidegate.engine.channel import Channel
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.pausing import PausableSource, StartQuery
+from tidegate.engine.planning import PlanningWatch, WhyUnreachable
+from tidegate.engine.stage import RunningStage, StagePlace
+from tidegate.engine.status import NoBatch, StagePart, now, part_of
+from tidegate.engine.tables import what_would_fit
+from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
@@ -50,24 +60,14 @@ from tidegate.protocol.coordinator import (
 )
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.protocol.messages import Barrier, Flag
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
-from tidegate.protocol.recovery import checkpoint_name
 from tidegate.protocol.retention import content_of, retained_after
 from tidegate.sinks import function
 from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
-from tidegate.spark import cleaning
-from tidegate.spark.beside import beside
-from tidegate.spark.channel import Channel
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.output import remove_output
-from tidegate.spark.pausing import PausableSource, StartQuery
-from tidegate.spark.pipeline import StageDefinition
-from tidegate.spark.planning import PlanningWatch, WhyUnreachable
 from tidegate.spark.session import is_of_the_connection
-from tidegate.spark.stage import RunningStage, StagePlace
-from tidegate.spark.status import NoBatch, StagePart, now, part_of
-from tidegate.spark.steps import Step, reached
-from tidegate.spark.tables import what_would_fit
-from tidegate.spark.upkeep import TableUpkeep
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.inspection import read_manifest
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tidegate.spark.pipeline import SPARK_PARAMETER, Pipeline
+from tidegate.engine.pipeline import Pipeline
+from tidegate.spark.definition import SPARK_PARAMETER
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from tidegate.engine.generation import Opened
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
@@ -19,6 +20,7 @@ from tidegate.errors import (
     TidegateError,
 )
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import (
     Examine,
     Facts,
@@ -27,13 +29,11 @@ from tidegate.protocol.recovery import (
     Refuse,
     Restore,
     SinkFacts,
-    checkpoint_name,
     in_words,
     recover,
 )
 from tidegate.sinks.contract import FileSink, Sink, SinkPlace, decode_committable
-from tidegate.spark.generation import Opened
-from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions

@@ -10,11 +10,10 @@ import inspect
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, overload
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
 from tidegate.errors import InvalidPipeline
+from tidegate.spark.definition import SPARK_PARAMETER, Kind, OutputMode, StageDefinition
 
 if TYPE_CHECKING:
     import threading
@@ -23,27 +22,10 @@ if TYPE_CHECKING:
 
     from tidegate.sinks.contract import Sink
 
-OutputMode = Literal["append", "update", "complete"]
-Kind = Literal["source", "stage", "sink"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _NAME: Final = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 _OUTPUT_MODES: Final = ("append", "update", "complete")
-SPARK_PARAMETER: Final = "spark"
-
-
-class StageDefinition(msgspec.Struct, frozen=True):
-    """One stage. `parameters` names what its function is called with: inputs, and `spark` for the session."""
-
-    name: str
-    kind: Kind
-    function: Callable[..., Any]
-    inputs: tuple[str, ...]
-    parameters: tuple[str, ...]
-    output_mode: OutputMode = "append"
-    sink: Sink | None = None
-    folder: Path | None = None
-    """From where a source's relative paths are to be taken."""
 
 
 class Pipeline:
@@ -196,9 +178,9 @@ class Pipeline:
         """Run until stopped (Ctrl-C, SIGTERM, or setting `stop`; each ends with a last checkpoint), or until all input
         is consumed. In a thread other than the main one, where no signal comes, `stop` is the way to stop it.
 
-        Options: see `tidegate.spark.run.RunOptions`.
+        Options: see `tidegate.engine.run.RunOptions`.
         """
-        from tidegate.spark.run import run_pipeline
+        from tidegate.engine.run import run_pipeline
 
         run_pipeline(self, root, spark, stop=stop, **options)
 

@@ -10,9 +10,9 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import Final
 
+from tidegate.engine.beside import beside
 from tidegate.errors import first_line
 from tidegate.sinks.contract import KeptSink, Sink, SinkPlace, Upkeep
-from tidegate.spark.beside import beside
 from tidegate.storage.manifest import Manifest
 
 _log = logging.getLogger("tidegate")

@@ -27,6 +27,15 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 import msgspec
 from pyspark import inheritable_thread_target
 
+from tidegate.engine.control import Remote
+from tidegate.engine.generation import Bounds, Generation
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.order import in_order
+from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.root import Root, check_sources, check_written
+from tidegate.engine.rounds import Rounds
+from tidegate.engine.status import RunStatus, StartingStep, StepName, now
+from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
@@ -47,21 +56,16 @@ from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import ProbingSink, Sink, SinkPlace
 from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import restart_source_logs
 from tidegate.spark.gate import WINDOW
-from tidegate.spark.generation import Bounds, Generation
-from tidegate.spark.order import in_order
 from tidegate.spark.output import restore_output
-from tidegate.spark.pipeline import Pipeline, StageDefinition
 from tidegate.spark.plan import states_of
-from tidegate.spark.remote import Remote
-from tidegate.spark.root import Root, check_sources, check_written
-from tidegate.spark.rounds import Rounds
 from tidegate.spark.session import (
     RunSession,
     StageSessions,
@@ -72,9 +76,6 @@ from tidegate.spark.session import (
 )
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
-from tidegate.spark.status import RunStatus, StartingStep, StepName, now
-from tidegate.spark.steps import Step, reached
-from tidegate.spark.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.spark.watch import TopicWatch
 from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock

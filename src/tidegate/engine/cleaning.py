@@ -6,11 +6,11 @@ from pathlib import Path
 
 import msgspec
 
+from tidegate.engine.stage import RunningStage
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark.output import remove_output
-from tidegate.spark.stage import RunningStage
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.inspection import read_manifest

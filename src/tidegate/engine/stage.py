@@ -17,6 +17,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from tidegate.engine.beside import beside
+from tidegate.engine.channel import Channel
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.status import StagePart
 from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed
 from tidegate.protocol.aligner import (
     Abandoned,
@@ -33,7 +37,7 @@ from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
-from tidegate.protocol.recovery import checkpoint_name
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import (
     CheckingSink,
     Committable,
@@ -44,9 +48,8 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
 )
-from tidegate.spark.beside import beside
 from tidegate.spark.causes import exception_of, failure_of
-from tidegate.spark.channel import Channel
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import (
     METADATA,
     BatchOffsets,
@@ -63,11 +66,8 @@ from tidegate.spark.filelog import (
 )
 from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
-from tidegate.spark.pipeline import StageDefinition
 from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
 from tidegate.spark.state import state_mismatch
-from tidegate.spark.status import StagePart
-from tidegate.spark.steps import Step, reached
 from tidegate.storage.disk import NotForced, sync
 from tidegate.storage.files import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot

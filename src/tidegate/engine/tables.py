@@ -10,7 +10,8 @@ import msgspec
 
 from tidegate.errors import RecoveryRefused
 from tidegate.protocol.decision_log import DecisionLog
-from tidegate.protocol.recovery import SinkFacts, checkpoint_name
+from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
 from tidegate.sinks.contract import Committable, FileSink, Sink, SinkPlace, Staged, StagedFile, decode_committable
 from tidegate.sinks.staging import shown

@@ -21,11 +21,11 @@ from msgspec import Meta
 from tidegate.protocol import coordinator
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
 from tidegate.protocol.messages import Flag
-from tidegate.protocol.recovery import checkpoint_id_of, checkpoint_name
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
-    from tidegate.spark.generation import Delay, Generation
+    from tidegate.engine.generation import Delay, Generation
 
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from tidegate.sinks.contract import OrderedSink
-from tidegate.spark.pipeline import StageDefinition
+from tidegate.spark.definition import StageDefinition
 
 
 def in_order(definitions: Sequence[StageDefinition], aggregating: Collection[str]) -> frozenset[str]:

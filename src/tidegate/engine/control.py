@@ -27,16 +27,16 @@ from typing import TYPE_CHECKING, Final, Literal, Self, TypeGuard
 
 import msgspec
 
+from tidegate.engine.status import CheckpointStatus, Observer, RunStatus, StartingStep, status_of
 from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
 from tidegate.protocol.coordinator import Phase
-from tidegate.spark.status import CheckpointStatus, Observer, RunStatus, StartingStep, status_of
 from tidegate.storage.files import overwrite, write_whole
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import say, told
 
 if TYPE_CHECKING:
-    from tidegate.spark.generation import Generation
+    from tidegate.engine.generation import Generation
 
 _log = logging.getLogger("tidegate")
 

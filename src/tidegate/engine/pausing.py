@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
 
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.stage import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
-from tidegate.spark.stage import RunningStage
-from tidegate.spark.steps import Step, reached
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from tidegate.spark.beside import beside
+from tidegate.engine.beside import beside
+from tidegate.engine.status import NoBatch, now
 from tidegate.spark.sources import without_secrets
-from tidegate.spark.status import NoBatch, now
 
 if TYPE_CHECKING:
-    from tidegate.spark.stage import RunningStage
+    from tidegate.engine.stage import RunningStage
 
 _log = logging.getLogger("tidegate")
 
