@@ -17,7 +17,7 @@ from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
 from tests.storage.test_manifest import naming
 from tidegate.engine.control import Remote, look
-from tidegate.engine.generation import Bounds
+from tidegate.engine.options import Bounds
 from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of
 from tidegate.engine.tables import goes_on_from_rows, with_staged_in
 from tidegate.errors import DamagedCheckpoint, StageFailed

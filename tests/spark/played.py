@@ -15,7 +15,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 import tidegate as tg
-from tidegate.engine.generation import Bounds, Generation, Opened
+from tidegate.engine.generation import Generation, Opened
+from tidegate.engine.options import Bounds
 from tidegate.engine.root import Root
 from tidegate.engine.stage import RunningStage
 from tidegate.engine.tables import address_of

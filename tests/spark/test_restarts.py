@@ -12,7 +12,7 @@ import pytest
 
 from tests.spark.played import played
 from tidegate.engine import run
-from tidegate.engine.generation import Bounds
+from tidegate.engine.options import Bounds, RunOptions
 from tidegate.engine.root import Root
 from tidegate.errors import SinkFailed, StageFailed
 from tidegate.protocol.config import CheckpointConfig
@@ -22,7 +22,7 @@ class Failing(run._Run):
     """Every generation fails at once, or after a checkpoint with something more consumed."""
 
     def __init__(self, folder: Path, advances: Iterator[bool], restarts: int, restart_pause: str = "0ms") -> None:
-        options = run.RunOptions(restarts=restarts, restart_pause=restart_pause)
+        options = RunOptions(restarts=restarts, restart_pause=restart_pause)
         self.pauses_s: list[float] = []
         anything: Any = SimpleNamespace(
             wanted=False, wait=self.pauses_s.append, restarting=lambda _: None, check=lambda _: None

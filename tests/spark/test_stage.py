@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 
 from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.engine import generation
-from tidegate.engine.generation import Bounds
+from tidegate.engine.options import Bounds
 from tidegate.engine.stage import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound

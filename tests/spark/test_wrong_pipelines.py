@@ -20,8 +20,9 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.cli.load import load_pipeline
+from tidegate.engine.options import RunOptions
 from tidegate.engine.root import Root, check_shape
-from tidegate.engine.run import RunOptions, run_pipeline
+from tidegate.engine.run import run_pipeline
 from tidegate.errors import (
     ForeignRoot,
     InvalidConfig,

@@ -23,6 +23,7 @@ from tidegate.engine import cleaning
 from tidegate.engine.beside import beside
 from tidegate.engine.channel import Channel
 from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.options import Bounds
 from tidegate.engine.pausing import PausableSource, StartQuery
 from tidegate.engine.planning import PlanningWatch, WhyUnreachable
 from tidegate.engine.stage import RunningStage, StagePlace
@@ -42,7 +43,6 @@ from tidegate.errors import (
     TablePutBack,
     TidegateError,
 )
-from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import CommitPermit, SinkCommits, permit_commit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.coordinator import (
@@ -81,13 +81,6 @@ _SINK_TRIES = 8
 # A checkpoint that takes a little longer than the interval is nothing to tell.
 _TELL_DUE_AFTER_MS = 5_000
 _NAMED_STAGES = 3
-
-
-class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much a generation lets pile up, and how long it waits. `backlog` holds for each channel, and each table."""
-
-    backlog: BacklogBound = BacklogBound()
-    commit_ms: int = 600_000
 
 
 class Opened(msgspec.Struct, frozen=True):

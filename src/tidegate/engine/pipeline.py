@@ -178,7 +178,7 @@ class Pipeline:
         """Run until stopped (Ctrl-C, SIGTERM, or setting `stop`; each ends with a last checkpoint), or until all input
         is consumed. In a thread other than the main one, where no signal comes, `stop` is the way to stop it.
 
-        Options: see `tidegate.engine.run.RunOptions`.
+        Options: see `tidegate.engine.options.RunOptions`.
         """
         from tidegate.engine.run import run_pipeline
 

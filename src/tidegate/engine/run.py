@@ -28,8 +28,9 @@ import msgspec
 from pyspark import inheritable_thread_target
 
 from tidegate.engine.control import Remote
-from tidegate.engine.generation import Bounds, Generation
+from tidegate.engine.generation import Generation
 from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.order import in_order
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.root import Root, check_sources, check_written
@@ -51,9 +52,8 @@ from tidegate.errors import (
     Superseded,
     TablePutBack,
 )
-from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.commit import RetryPause
-from tidegate.protocol.config import CheckpointConfig, as_ms, retention, size_in_bytes
+from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
@@ -105,73 +105,6 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a pipeline is run. Times are a number with a unit: 500ms, 10s, 5m, 1h."""
-
-    checkpoint_interval: str | None = None
-    """How often to take a checkpoint. Takes the place of what `checkpoint` says of it, which is 10s by default."""
-    unaligned_after: str | None = None
-    """How long a stage may take to align a checkpoint, until it captures what is in flight instead; with "0s" at once.
-    Without a time it always aligns. Takes the place of what `checkpoint` says of it."""
-    retain: str | int | None = None
-    """How many checkpoints to keep, of those that differ, such as 3; or for how long, such as "24h": then the newest 3,
-    and one of every 24th part of that time. Takes the place of what `checkpoint` says of it."""
-    checkpoint: CheckpointConfig = CheckpointConfig()
-    max_backlog: str = "256MB"
-    """How many bytes of a channel its slowest reader may have yet to consume, until the channel's writer is held back:
-    a stage gets nothing more to read, a source is paused. It goes on when they are down to half."""
-    max_backlog_segments: int = 1_000
-    """The same in segments: what one batch has written is one."""
-    commit_timeout: str = "10m"
-    """How long the commit of an epoch to a table may take, until it counts as failed."""
-    available_now: bool = False
-    take_over: bool = False
-    restarts: int = 3
-    restart_pause: str = "1s"
-    fsync: bool = True
-    """Whether a checkpoint is on the disk before it counts. Without it a loss of power may cost the newest ones."""
-    conf: dict[str, str] = {}
-    """Settings of the Spark session that is made where none is given, such as spark.jars.packages."""
-
-    def bounds(self) -> Bounds:
-        commit_ms = as_ms("commit_timeout", self.commit_timeout)
-        if not commit_ms:
-            raise InvalidConfig(f"commit_timeout is {self.commit_timeout!r}; it must be at least 1ms, such as 10m")
-        backlog = BacklogBound(size_in_bytes("max_backlog", self.max_backlog), self.max_backlog_segments)
-        return Bounds(backlog, commit_ms)
-
-    def config(self) -> CheckpointConfig:
-        config = self.checkpoint
-        if self.checkpoint_interval is not None:
-            interval_ms = as_ms("checkpoint_interval", self.checkpoint_interval)
-            if not interval_ms:
-                raise InvalidConfig(
-                    f"checkpoint_interval is {self.checkpoint_interval!r}; it must be at least 1ms, such as 10s"
-                )
-            config = msgspec.structs.replace(config, interval_ms=interval_ms)
-        if self.retain is not None:
-            config = msgspec.structs.replace(config, **retention(str(self.retain)))
-        if self.unaligned_after is None:
-            return config
-        timeout_ms = as_ms("unaligned_after", self.unaligned_after)
-        alignment = msgspec.structs.replace(
-            config.alignment, unaligned="on_timeout" if timeout_ms else "always", timeout_ms=timeout_ms
-        )
-        return msgspec.structs.replace(config, alignment=alignment)
-
-
-def _settings(options: dict[str, Any]) -> RunOptions:
-    try:
-        settings = msgspec.convert(options, RunOptions)
-    except msgspec.ValidationError as error:
-        known = ", ".join(RunOptions.__struct_fields__)
-        raise InvalidConfig(f"{error} (the options are: {known})") from error
-    settings.config()
-    settings.bounds()
-    as_ms("restart_pause", settings.restart_pause)
-    return settings
-
-
 def run_pipeline(
     pipeline: Pipeline,
     root: str | Path,
@@ -187,7 +120,7 @@ def run_pipeline(
     `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
     is shown what the run does, several times a second, and in the end that it has finished.
     """
-    settings = _settings(options)
+    settings = settings_of(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
     folder = plain_path(root)
