@@ -27,6 +27,7 @@ from tidegate.sinks.staging import refuse_put_back
 from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
+from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.sources import going_on
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import decode_manifest
@@ -268,6 +269,26 @@ OWN_DEFECTS: Final = (
             )
         ),
         Simulated("ExactlyOnce", 20),
+    ),
+    Mutant(
+        "a_full_snapshot_stores_nothing_anew",
+        Section.OWN,
+        "a full snapshot refers to files of other checkpoints, and is damaged with them",
+        rewrite(Edit(Snapshotter.take, "if full:", "if False:")),
+        played_properties.a_full_snapshot_vouches_for_nothing_that_is_damaged,
+    ),
+    Mutant(
+        "a_full_snapshot_looks_at_nothing_that_it_copies",
+        Section.OWN,
+        "a full snapshot vouches for damaged files as whole",
+        rewrite(
+            Edit(
+                Snapshotter._copy,
+                "if copy_anew(source, target) == (file.size_bytes, file.sha256):",
+                "copy_anew(source, target)\nif source.exists():",
+            )
+        ),
+        played_properties.a_full_snapshot_vouches_for_nothing_that_is_damaged,
     ),
     # -- deleting
     Mutant(

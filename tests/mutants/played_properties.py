@@ -23,7 +23,7 @@ from tidegate.engine.tables import goes_on_from_rows, with_staged_in
 from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.coordinator import AbortReason
-from tidegate.protocol.messages import SegmentFile
+from tidegate.protocol.messages import Flag, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.filelog import METADATA, write_whole
@@ -320,3 +320,21 @@ def what_was_staged_moves_with_its_table() -> None:
         sealed = moved.stages["table"].committable
         assert sealed is not None
         assert all(file.path.startswith("/moved/_tidegate/") for file in decode_committable(sealed).files)
+
+
+def a_full_snapshot_vouches_for_nothing_that_is_damaged() -> None:
+    """Its files are its own: damage to another checkpoint's is none to it. And it looks at what it copies."""
+    with plain() as pipeline:
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        before = pipeline.newest()
+        full = pipeline.generation.trigger(Flag.FULL_SNAPSHOT)
+        comes_true(pipeline, lambda: pipeline.generation.is_settled, "the full snapshot is taken")
+        assert pipeline.generation.completed(full)
+        assert not before.references() & pipeline.newest().references()
+        damaged = pipeline.newest().stages["rows"].files[0]
+        for path in (pipeline.root.paths.absolute(damaged.stored), pipeline.played["rows"].checkpoint / damaged.name):
+            path.write_bytes(b"damaged")
+        again = pipeline.generation.trigger(Flag.FULL_SNAPSHOT)
+        comes_true(pipeline, lambda: not pipeline.generation.is_under_way(again), "the next one has ended")
+        assert not pipeline.generation.completed(again)

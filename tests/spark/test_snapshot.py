@@ -24,7 +24,7 @@ from tidegate.spark import snapshot
 from tidegate.spark.filelog import is_committed, write_whole
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
-from tidegate.storage.files import link
+from tidegate.storage.files import checksum, copy_anew, files_under, link
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
 from tidegate.storage.paths import RootPaths
@@ -304,14 +304,97 @@ def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
     assert not {file.stored for file in files} & set(unneeded)
 
 
-def test_a_full_snapshot_counts_everything_as_new(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
+def with_state(folder: Path, batches: int = 3) -> Kept:
+    kept = Kept(folder)
     kept.checkpoint.mkdir(parents=True)
-    checkpoint_folder(kept.checkpoint, 3, "-")
+    checkpoint_folder(kept.checkpoint, batches, "-")
+    touch(kept.checkpoint, *(f"state/0/0/{version}_aa.changelog" for version in range(1, batches + 1)))
+    return kept
+
+
+def is_whole(paths: RootPaths, file: SnapshotFile) -> bool:
+    return checksum(paths.absolute(file.stored)) == (file.size_bytes, file.sha256)
+
+
+def test_a_full_snapshot_stores_every_file_anew_and_refers_to_no_other_checkpoints(tmp_path: Path) -> None:
+    kept = with_state(tmp_path)
+    first, _ = kept.take(1)
+    full, new_bytes = kept.take(2, full=True)
+    assert new_bytes == sum(file.size_bytes for file in full)
+    assert not {file.stored for file in first} & {file.stored for file in full}
+    assert kept.snapshotter.in_use >= {file.stored for file in full}
+    others = [kept.paths.absolute(file.stored) for file in first] + [kept.checkpoint / file.name for file in full]
+    for path in others:
+        path.write_bytes(b"damaged")
+    assert all(is_whole(kept.paths, file) for file in full), "it shares no file, by whatever name"
+
+
+def test_the_snapshot_after_a_full_one_builds_on_it(tmp_path: Path) -> None:
+    kept = with_state(tmp_path, 4)
+    kept.take(1)
+    full, _ = kept.take(2, full=True)
+    later, new_bytes = kept.take(3)
+    added = {file.name for file in later} - {file.name for file in full}
+    assert added == {"offsets/3", "commits/3", "state/0/0/4_aa.changelog"}
+    assert new_bytes == sum(file.size_bytes for file in later if file.name in added)
+    assert {file for file in later if file.name not in added} <= set(full)
+    kept.snapshotter.forget(3)
+    needed = {file.stored for file in later}
+    stored = {kept.paths.relative(path) for path in files_under(kept.paths.absolute("generations/000001/snapshots"))}
+    assert set(kept.unneeded) == stored - needed, "what was kept for the time of copying goes too"
+
+
+def test_what_spark_has_deleted_is_copied_from_what_an_older_checkpoint_keeps(tmp_path: Path) -> None:
+    kept = with_state(tmp_path)
+    touch(kept.checkpoint, "state/0/0/SSTs/one.sst")
+    full_snapshot(kept.checkpoint / "state/0/0/2_aa.zip", "one.sst")
+    kept.take(2)
+    (kept.checkpoint / "state/0/0/SSTs/one.sst").unlink()
+    full, _ = kept.take(2, full=True)
+    assert "state/0/0/SSTs/one.sst" in {file.name for file in full}
+    assert all(is_whole(kept.paths, file) for file in full)
+
+
+def test_a_full_snapshot_vouches_for_nothing_that_was_damaged(tmp_path: Path) -> None:
+    kept = with_state(tmp_path)
     first, _ = kept.take(2)
-    again, new_bytes = kept.take(2, full=True)
-    assert again == first
-    assert new_bytes == sum(file.size_bytes for file in first)
+    damaged = next(file for file in first if file.name == "state/0/0/1_aa.changelog")
+    stored, live = kept.paths.absolute(damaged.stored), kept.checkpoint / damaged.name
+    whole = live.read_bytes()
+    flip(stored)  # and Spark's own, which is the same file
+    with pytest.raises(DamagedCheckpoint, match=rf"{damaged.stored} is not what it was: checksum differs"):
+        kept.take(2, full=True)
+    assert not [path for path in kept.paths.root.rglob("ckpt-*/**/*") if path.is_file()], "nothing half done stays"
+    stored.unlink()
+    with pytest.raises(DamagedCheckpoint, match=rf"{damaged.stored} is gone"):
+        kept.take(2, full=True)
+    # Spark's own is another file where a file system has no links: then it takes the damaged one's place.
+    live.write_bytes(whole)
+    full, _ = kept.take(2, full=True)
+    assert all(is_whole(kept.paths, file) for file in full)
+
+
+def test_a_damaged_full_snapshot_of_state_is_named(tmp_path: Path) -> None:
+    kept = with_state(tmp_path)
+    touch(kept.checkpoint, "state/0/0/2_aa.zip")
+    with pytest.raises(DamagedCheckpoint, match=r"state/0/0/2_aa\.zip, a full snapshot of state, is damaged"):
+        kept.take(2)
+
+
+def test_a_full_snapshot_of_a_restored_stage_has_its_own_files_also_of_those_that_name_paths(tmp_path: Path) -> None:
+    kept = with_state(tmp_path)
+    named = kept.checkpoint / "state/0/_metadata/v2/0"
+    named.parent.mkdir(parents=True)
+    named.write_text(f'v2\n{{"stateSchemaFilePaths":["{kept.checkpoint}/state/0/_stateSchema/x"]}}', encoding="utf-8")
+    first, _ = kept.take(2)
+    later = Kept(tmp_path, first, generation=2)
+    restore_checkpoint(later.paths, first, later.checkpoint, STAGE)
+    full, _ = later.take(2, full=True)
+    assert all(file.stored.startswith("generations/000002/") for file in full)
+    shutil.rmtree(tmp_path / "root" / "generations" / "000001")
+    last = Kept(tmp_path, full, generation=3)
+    restore_checkpoint(last.paths, full, last.checkpoint, STAGE)
+    assert str(last.checkpoint) in (last.checkpoint / "state/0/_metadata/v2/0").read_text(encoding="utf-8")
 
 
 def test_what_the_next_generation_still_needs_is_not_kept_twice(tmp_path: Path) -> None:
@@ -501,6 +584,21 @@ def test_an_aggregation_that_is_restored_goes_on_with_the_very_same_rows(counted
     again = counted.run(elsewhere)
     assert again == {number: rows for number, rows in counted.rows.items() if number > batch}
     assert again
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_an_aggregation_goes_on_from_a_full_snapshot_when_nothing_else_is_left(counted: Counted) -> None:
+    kept = Kept(counted.paths.root.parent)
+    kept.take(8)
+    files, _ = kept.take(10, full=True)
+    assert all("/ckpt-" in file.stored for file in files)
+    alone = RootPaths(counted.input.parent / "alone")
+    for file in files:
+        copy_anew(kept.paths.absolute(file.stored), alone.absolute(file.stored))
+    elsewhere = alone.root / "spark"
+    restore_checkpoint(alone, files, elsewhere, STAGE)
+    assert counted.run(elsewhere) == {number: rows for number, rows in counted.rows.items() if number > 10}
 
 
 @pytest.mark.spark

@@ -8,6 +8,9 @@ above that version, the SST files that it lists, and the change logs from there 
 carries a unique id; where a version has several (a task was retried), all are kept. A full snapshot of a task that
 was tried in vain is never loaded: only one that the commit log of its batch names is built upon. Where that entry is
 gone before anybody looked, those before it are kept as well.
+
+A full snapshot refers to no file of another checkpoint, nor shares one with Spark: each is copied, and is compared with
+what was known of it. So it vouches for nothing that was damaged since.
 """
 
 from __future__ import annotations
@@ -15,7 +18,9 @@ from __future__ import annotations
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,7 +28,7 @@ import msgspec
 
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
-from tidegate.storage.files import checksum, link, write_whole
+from tidegate.storage.files import checksum, copy_anew, link, write_whole
 from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
 
@@ -158,8 +163,11 @@ def _committed_among(checkpoint: Path, names: Iterable[str], known: Collection[s
 
 
 def _shared_files(snapshot: Path) -> list[str]:
-    with zipfile.ZipFile(snapshot) as zipped:
-        _version, text = zipped.read("metadata").split(b"\n", 1)
+    try:
+        with zipfile.ZipFile(snapshot) as zipped:
+            _version, text = zipped.read("metadata").split(b"\n", 1)
+    except (zipfile.BadZipFile, zlib.error) as error:
+        raise DamagedCheckpoint(f"{snapshot}, a full snapshot of state, is damaged: {error}") from error
     metadata = msgspec.json.decode(text, type=_ZipMetadata)
     return [f"{_SST_FOLDER}/{file.dfs_sst_file_name}" for file in metadata.sst_files] + [
         f"{_LOG_FOLDER}/{file.dfs_log_file_name}" for file in metadata.log_files or ()
@@ -204,22 +212,63 @@ class Snapshotter:
 
         `checkpoint`: Spark's folder, of the attempt that ran the batch.
         """
-        held = {} if full else self._held
         found = files_at(checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
         names = dict.fromkeys(found)
         self._committed = _committed_among(checkpoint, names, self._committed)
         fresh = {
-            name: self._paths.snapshot_file(self._generation, self._stage, name) for name in names if name not in held
+            name: self._paths.snapshot_file(self._generation, self._stage, name)
+            for name in names
+            if name not in self._held
         }
         self._keeping.update(fresh.values())
-        # All links before any checksum, which takes time: Spark deletes what it no longer needs itself.
+        # All links before any file is read, which takes time: Spark deletes what it no longer needs itself.
         for name, stored in fresh.items():
             link(checkpoint / name, self._paths.absolute(stored))
-        files = {name: self._described(name, fresh[name]) if name in fresh else held[name] for name in names}
+        files = {name: self._described(name, fresh[name]) if name in fresh else self._held[name] for name in names}
+        new_bytes = sum(files[name].size_bytes for name in fresh)
+        if full:
+            files = self._stored_anew(files.values(), checkpoint, checkpoint_id)
+            new_bytes = sum(file.size_bytes for file in files.values())
         self._taken[checkpoint_id] = frozenset(file.stored for file in files.values())
         self._held = files
         self._keeping.clear()  # only now: what a snapshot that failed has linked may be wanted by the next
-        return tuple(files.values()), sum(files[name].size_bytes for name in fresh)
+        return tuple(files.values()), new_bytes
+
+    def _stored_anew(
+        self, files: Collection[SnapshotFile], checkpoint: Path, checkpoint_id: int
+    ) -> dict[str, SnapshotFile]:
+        """Copies of all files, by names that no other checkpoint uses: ids are never used twice."""
+        names = {
+            file.name: self._paths.full_snapshot_file(self._generation, self._stage, checkpoint_id, file.name)
+            for file in files
+        }
+        self._keeping.update(names.values())
+        try:
+            for file in files:
+                self._copy(file, checkpoint, self._paths.absolute(names[file.name]))
+        except (OSError, DamagedCheckpoint):
+            for stored in names.values():  # they would fill the disk until the next snapshot that succeeds
+                self._paths.absolute(stored).unlink(missing_ok=True)
+            self._keeping.difference_update(names.values())
+            raise
+        return {file.name: msgspec.structs.replace(file, stored=names[file.name]) for file in files}
+
+    def _copy(self, file: SnapshotFile, checkpoint: Path, target: Path) -> None:
+        """Spark's own file, or what was kept of it: the first that is what it was when it was first looked at.
+
+        The two are mostly one file by two names. Spark may have deleted its own by now; and one that names paths was
+        rewritten when the stage was restored.
+        """
+        stored = self._paths.absolute(file.stored)
+        for source in (checkpoint / file.name, stored):
+            with suppress(FileNotFoundError):
+                if copy_anew(source, target) == (file.size_bytes, file.sha256):
+                    return
+        damage = "is not what it was: checksum differs" if stored.exists() else "is gone"
+        raise DamagedCheckpoint(
+            f"{file.stored} {damage}, and Spark's own file is no better, so no full snapshot can be taken of stage "
+            f"{self._stage!r}; `tidegate verify` tells which checkpoints are damaged"
+        )
 
     def rebuild(self, old: Path, new: Path, batch: int) -> None:
         """Build Spark's folder for the next attempt of the stage, as of a batch that the last one has committed."""

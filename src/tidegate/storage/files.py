@@ -24,6 +24,7 @@ _LOCAL: Final = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.DOTALL | 
 _WITHOUT_LINKS: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 )
+_COPIED_AT_A_TIME: Final = 1 << 20
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -68,6 +69,18 @@ def link(source: Path, target: Path) -> None:
             shutil.copy2(source, partial)
             sync([partial])  # else a loss of power could leave a target that exists and is not whole
             partial.rename(target)
+
+
+def copy_anew(source: Path, target: Path) -> tuple[int, str]:
+    """A file of its own with what another holds: what damages the one leaves the other whole. Returns the size and the
+    SHA-256 of what was written. A crash may leave half of it."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with source.open("rb") as read, naming(target), target.open("wb") as written:
+        while block := read.read(_COPIED_AT_A_TIME):
+            digest.update(block)
+            written.write(block)
+        return written.tell(), digest.hexdigest()
 
 
 def files_under(folder: Path) -> list[Path]:

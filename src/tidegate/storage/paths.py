@@ -14,6 +14,7 @@
   generations/000003/
     manifests/ckpt-000042.json
     snapshots/<stage>/…                  files of Spark's checkpoint folder, by their path in it
+    snapshots/<stage>/ckpt-000042/…      the same, stored anew by a full snapshot
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
@@ -97,6 +98,10 @@ class RootPaths:
     @staticmethod
     def snapshot_file(generation: int, stage: str, file: str) -> str:
         return f"{RootPaths.generation(generation)}/snapshots/{stage}/{file}"
+
+    @staticmethod
+    def full_snapshot_file(generation: int, stage: str, checkpoint_id: int, file: str) -> str:
+        return RootPaths.snapshot_file(generation, stage, f"{checkpoint_name(checkpoint_id)}/{file}")
 
     @staticmethod
     def sink(stage: str) -> str:
