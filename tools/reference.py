@@ -19,6 +19,7 @@ import typer
 
 from tidegate.cli import answers
 from tidegate.cli.app import app
+from tidegate.engine.options import RunOptions, default_of, description_of
 
 FOLDER: Final = Path(__file__).parents[1] / "docs" / "reference"
 _MADE: Final = "<!-- made by ./dev docs -->"
@@ -49,6 +50,12 @@ _OPTIONS_HEAD: Final = f"""{_MADE}
 # Options
 
 Every command with its arguments and options, as `tidegate COMMAND --help` tells them.
+"""
+
+_KEYWORDS_HEAD: Final = """## pipeline.run
+
+The same as keywords of `pipeline.run(root, spark, …)`. Beside them it takes `stop`, a `threading.Event` that ends the
+run, after a last checkpoint, when it is set.
 """
 
 
@@ -133,7 +140,16 @@ def _in_a_cell(text: str) -> str:
 
 def options_reference() -> str:
     commands: dict[str, Any] = getattr(typer.main.get_command(app), "commands")  # noqa: B009 - of a class without a name
-    return "\n".join([_OPTIONS_HEAD, *(_command(name, command) for name, command in commands.items())])
+    return "\n".join([_OPTIONS_HEAD, *(_command(name, command) for name, command in commands.items()), _keywords()])
+
+
+def _keywords() -> str:
+    rows = [
+        f"| `{field.name}` | {f'`{default}`' if (default := default_of(field.name)) else ''} "
+        f"| {_in_a_cell(description_of(field.name))} |"
+        for field in msgspec.structs.fields(RunOptions)
+    ]
+    return "\n".join([_KEYWORDS_HEAD, "| keyword | default | what it is |", "|---|---|---|", *rows, ""])
 
 
 def _command(name: str, command: Any) -> str:
@@ -153,6 +169,8 @@ def _option(option: Any) -> str:
 
 
 def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):  # what None stands for
+        return f"`{option.show_default}`"
     if option.default in (None, (), []) or option.default is False:
         return ""
     if option.default is True:

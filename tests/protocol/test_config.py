@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import tidegate
 from tidegate.errors import InvalidConfig
-from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, as_ms, size_as_text, size_in_bytes, time_as_text
 
 # Each knob with the least that it may be.
 CHECKPOINT_LEAST = {
@@ -84,3 +86,21 @@ def test_who_sets_nothing_gets_these_settings() -> None:
 def test_the_settings_are_part_of_the_public_names() -> None:
     assert tidegate.CheckpointConfig is CheckpointConfig
     assert tidegate.AlignmentConfig is AlignmentConfig
+
+
+@given(st.integers(0, 1 << 50))
+def test_what_is_written_of_a_time_or_a_size_is_read_as_the_same(number: int) -> None:
+    assert as_ms("time", time_as_text(number)) == number
+    assert size_in_bytes("size", size_as_text(number)) == number
+
+
+def test_a_time_and_a_size_are_written_as_people_would() -> None:
+    assert [time_as_text(each) for each in (0, 1, 1_500, 10_000, 600_000, 86_400_000)] == [
+        "0s",
+        "1ms",
+        "1500ms",
+        "10s",
+        "10m",
+        "1d",
+    ]
+    assert [size_as_text(each) for each in (0, 1, 1 << 10, 3 << 19, 1 << 30)] == ["0B", "1B", "1KB", "1536KB", "1GB"]

@@ -20,7 +20,6 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.cli.load import load_pipeline
-from tidegate.engine.options import RunOptions
 from tidegate.engine.root import Root, check_shape
 from tidegate.engine.run import run_pipeline
 from tidegate.errors import (
@@ -256,18 +255,6 @@ def test_an_option_that_cannot_be_is_refused_by_name(
     for each in words:
         assert each in str(refused.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_interval_of_a_config_counts_unless_another_is_given() -> None:
-    config = tg.CheckpointConfig(interval_ms=300, max_retained=7)
-    assert RunOptions(checkpoint=config).config() == config
-    given = RunOptions(checkpoint=config, checkpoint_interval="5s").config()
-    assert (given.interval_ms, given.max_retained) == (5_000, 7)
-    given = RunOptions(checkpoint=config, retain="24h").config()
-    assert (given.retain_ms, given.max_retained) == (86_400_000, 7)
-    assert RunOptions(checkpoint=config, retain="5").config().max_retained == 5
-    assert RunOptions(checkpoint=config, retain=2).config().max_retained == 2
-    assert RunOptions().config().interval_ms == 10_000
 
 
 # -- files that define pipelines --------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
+from tidegate.engine.options import DEFAULTS, default_of, description_of
 from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.files import local_path
@@ -18,6 +19,12 @@ _ROOT: Final = typer.Option(
 RootFolder = Annotated[Path, _ROOT]
 RootFolderIfAny = Annotated[Path | None, _ROOT]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
+
+
+def of_run(option: str, *names: str, **more: Any) -> Any:
+    """An option of a run, as `tidegate.engine.options` has it."""
+    is_shown = getattr(DEFAULTS, option) is None and default_of(option)
+    return typer.Option(*names, help=description_of(option), show_default=is_shown or True, **more)
 
 
 def check_writable(option: str, path: Path) -> None:

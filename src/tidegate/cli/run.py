@@ -14,8 +14,9 @@ import typer
 
 from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import RootFolder
+from tidegate.cli.options import RootFolder, of_run
 from tidegate.cli.speech import say
+from tidegate.engine.options import DEFAULTS
 from tidegate.engine.status import RunStatus, StartingStep, now
 
 if TYPE_CHECKING:
@@ -25,42 +26,28 @@ if TYPE_CHECKING:
 def run_command(
     file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
     root: RootFolder,
-    checkpoint_interval: Annotated[str, typer.Option(help="How often to take a checkpoint.")] = "10s",
-    unaligned_after: Annotated[
-        str | None,
-        typer.Option(
-            help="How long a stage may take to align a checkpoint, until it captures what is in flight; 0s: at once."
-        ),
-    ] = None,
-    retain: Annotated[
-        str,
-        typer.Option(
-            help="How many checkpoints that differ to keep, or for how long: 24h keeps the newest 3, and one an hour."
-        ),
-    ] = "3",
-    max_backlog: Annotated[
-        str, typer.Option(help="How much of a stage's output its slowest reader may be behind, until it is held back.")
-    ] = "256MB",
-    max_backlog_segments: Annotated[
-        int, typer.Option(min=1, help="The same in segments: what one batch has written is one.")
-    ] = 1_000,
-    commit_timeout: Annotated[str, typer.Option(help="How long the commit of an epoch to a table may take.")] = "10m",
-    available_now: Annotated[bool, typer.Option("--available-now", help="Stop when all input is consumed.")] = False,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Start although another run seems alive; that one is superseded.")
-    ] = False,
+    checkpoint_interval: Annotated[str | None, of_run("checkpoint_interval")] = DEFAULTS.checkpoint_interval,
+    min_pause: Annotated[str | None, of_run("min_pause")] = DEFAULTS.min_pause,
+    checkpoint_timeout: Annotated[str | None, of_run("checkpoint_timeout")] = DEFAULTS.checkpoint_timeout,
+    tolerable_failures: Annotated[int | None, of_run("tolerable_failures", min=0)] = DEFAULTS.tolerable_failures,
+    max_concurrent: Annotated[int | None, of_run("max_concurrent", min=1)] = DEFAULTS.max_concurrent,
+    retain: Annotated[str | None, of_run("retain")] = None,
+    full_snapshots: Annotated[bool, of_run("full_snapshots", "--full-snapshots")] = DEFAULTS.full_snapshots,
+    unaligned_after: Annotated[str | None, of_run("unaligned_after")] = DEFAULTS.unaligned_after,
+    max_inflight: Annotated[str | None, of_run("max_inflight")] = DEFAULTS.max_inflight,
+    max_backlog: Annotated[str, of_run("max_backlog")] = DEFAULTS.max_backlog,
+    max_backlog_segments: Annotated[int, of_run("max_backlog_segments", min=1)] = DEFAULTS.max_backlog_segments,
+    commit_timeout: Annotated[str, of_run("commit_timeout")] = DEFAULTS.commit_timeout,
+    available_now: Annotated[bool, of_run("available_now", "--available-now")] = DEFAULTS.available_now,
+    take_over: Annotated[bool, of_run("take_over", "--take-over")] = DEFAULTS.take_over,
+    restarts: Annotated[int, of_run("restarts", min=0)] = DEFAULTS.restarts,
+    restart_pause: Annotated[str, of_run("restart_pause")] = DEFAULTS.restart_pause,
+    fsync: Annotated[bool, of_run("fsync", "--fsync/--no-fsync")] = DEFAULTS.fsync,
     conf: Annotated[
         list[str],
         typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."),
     ] = [],  # noqa: B006 - typer copies it
-    fsync: Annotated[
-        bool,
-        typer.Option(
-            "--fsync/--no-fsync", help="Force checkpoints to the disk; without, a loss of power may cost the newest."
-        ),
-    ] = True,
-    restarts: Annotated[int, typer.Option(min=0, help="How often to restart after a stage has failed.")] = 3,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
 ) -> None:
     """Run a pipeline until it is stopped, or until all its input is consumed.
@@ -101,15 +88,22 @@ def run_command(
                 view=show,
                 on_step=show,
                 checkpoint_interval=checkpoint_interval,
-                unaligned_after=unaligned_after,
+                min_pause=min_pause,
+                checkpoint_timeout=checkpoint_timeout,
+                tolerable_failures=tolerable_failures,
+                max_concurrent=max_concurrent,
                 retain=retain,
+                full_snapshots=full_snapshots,
+                unaligned_after=unaligned_after,
+                max_inflight=max_inflight,
                 max_backlog=max_backlog,
                 max_backlog_segments=max_backlog_segments,
                 commit_timeout=commit_timeout,
                 available_now=available_now,
                 take_over=take_over,
-                fsync=fsync,
                 restarts=restarts,
+                restart_pause=restart_pause,
+                fsync=fsync,
                 conf=given,
             )
     except KeyboardInterrupt as interrupt:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, overload
 
+from tidegate.engine.options import DEFAULTS
 from tidegate.errors import InvalidPipeline
 from tidegate.spark.definition import SPARK_PARAMETER, Kind, OutputMode, StageDefinition
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from tidegate.protocol.config import CheckpointConfig
     from tidegate.sinks.contract import Sink
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -167,22 +169,91 @@ class Pipeline:
 
     # -- running ----------------------------------------------------------------------------------
 
-    def run(
+    def run(  # noqa: PLR0913 - its keywords are the options of a run
         self,
         root: str | Path,
         spark: SparkSession | None = None,
         *,
         stop: threading.Event | None = None,
-        **options: Any,
+        checkpoint_interval: str | None = DEFAULTS.checkpoint_interval,
+        min_pause: str | None = DEFAULTS.min_pause,
+        checkpoint_timeout: str | None = DEFAULTS.checkpoint_timeout,
+        tolerable_failures: int | None = DEFAULTS.tolerable_failures,
+        max_concurrent: int | None = DEFAULTS.max_concurrent,
+        retain: str | int | None = DEFAULTS.retain,
+        full_snapshots: bool = DEFAULTS.full_snapshots,
+        unaligned_after: str | None = DEFAULTS.unaligned_after,
+        max_inflight: str | None = DEFAULTS.max_inflight,
+        checkpoint: CheckpointConfig = DEFAULTS.checkpoint,
+        max_backlog: str = DEFAULTS.max_backlog,
+        max_backlog_segments: int = DEFAULTS.max_backlog_segments,
+        commit_timeout: str = DEFAULTS.commit_timeout,
+        available_now: bool = DEFAULTS.available_now,
+        take_over: bool = DEFAULTS.take_over,
+        restarts: int = DEFAULTS.restarts,
+        restart_pause: str = DEFAULTS.restart_pause,
+        fsync: bool = DEFAULTS.fsync,
+        conf: dict[str, str] = DEFAULTS.conf,
     ) -> None:
-        """Run until stopped (Ctrl-C, SIGTERM, or setting `stop`; each ends with a last checkpoint), or until all input
-        is consumed. In a thread other than the main one, where no signal comes, `stop` is the way to stop it.
+        """Run until stopped (Ctrl-C, SIGTERM, `tidegate stop`, or setting `stop`; each ends with a last checkpoint), or
+        until all input is consumed. In a thread other than the main one no signal comes: there, set `stop`.
 
-        Options: see `tidegate.engine.options.RunOptions`.
+        A time is a number with a unit ("500ms", "10s", "5m", "1h", "7d"), so is a size ("500KB", "256MB", "1GB"). An
+        option that would have no effect beside the others is refused.
+
+        :param root: the folder that holds the pipeline's checkpoints
+        :param spark: the session to use; without it the one of this process, or one that is made
+        :param stop: ends the run, after a last checkpoint, when it is set
+        :param checkpoint_interval: how often to take a checkpoint (10s)
+        :param min_pause: how long to leave the pipeline alone after a checkpoint has ended, however long it took (0s)
+        :param checkpoint_timeout: how long a checkpoint may take, until it is aborted (10m)
+        :param tolerable_failures: how many checkpoints in a row may fail; one more counts as the failure of a stage (3)
+        :param max_concurrent: how many checkpoints may be in progress at the same time (1)
+        :param retain: how many checkpoints that differ to keep (3), or for how long: "24h" keeps the newest 3, and one
+            of every 24th part of that time
+        :param full_snapshots: store all of the state anew with every checkpoint, not only what has changed
+        :param unaligned_after: how long a stage may take to align a checkpoint, until it captures what is in flight;
+            "0s": at once. Without it, a stage always aligns
+        :param max_inflight: how much a stage may capture of what is in flight; over that it goes on aligning (1GB)
+        :param checkpoint: all of the above as one value; what is given above takes its place
+        :param max_backlog: how much of a stage's output its slowest reader may be behind, until it is held back: gets
+            nothing more to read, or is paused if it is a source, until its readers are down to half
+        :param max_backlog_segments: the same in segments: what one batch has written is one
+        :param commit_timeout: how long the commit of an epoch to a table may take, until it has failed
+        :param available_now: stop when all input is consumed
+        :param take_over: start although another run seems alive; that one is superseded
+        :param restarts: how often to restart after a stage has failed
+        :param restart_pause: how long to wait before the first restart; each further time twice as long, up to a minute
+        :param fsync: force checkpoints to the disk; without, a loss of power may cost the newest
+        :param conf: settings of the Spark session that is made where none is given, such as spark.jars.packages
         """
         from tidegate.engine.run import run_pipeline
 
-        run_pipeline(self, root, spark, stop=stop, **options)
+        run_pipeline(
+            self,
+            root,
+            spark,
+            stop=stop,
+            checkpoint_interval=checkpoint_interval,
+            min_pause=min_pause,
+            checkpoint_timeout=checkpoint_timeout,
+            tolerable_failures=tolerable_failures,
+            max_concurrent=max_concurrent,
+            retain=retain,
+            full_snapshots=full_snapshots,
+            unaligned_after=unaligned_after,
+            max_inflight=max_inflight,
+            checkpoint=checkpoint,
+            max_backlog=max_backlog,
+            max_backlog_segments=max_backlog_segments,
+            commit_timeout=commit_timeout,
+            available_now=available_now,
+            take_over=take_over,
+            restarts=restarts,
+            restart_pause=restart_pause,
+            fsync=fsync,
+            conf=conf,
+        )
 
 
 def _made_in(pipeline: Pipeline) -> Path:

@@ -123,6 +123,7 @@ def run_pipeline(
     settings = settings_of(options)
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
+    settings.check_effect_on(definitions)
     folder = plain_path(root)
     if found := set(str(folder)) & _PATTERN_CHARACTERS:
         raise InvalidConfig(
@@ -332,7 +333,7 @@ class _Run:
                     self._tell_next(failures)
                     raise
                 first_ms = as_ms("restart_pause", self._options.restart_pause)
-                pause_s = RetryPause(first_ms, _LONGEST_PAUSE_MS).after(failures) / 1000
+                pause_s = RetryPause(first_ms, max(first_ms, _LONGEST_PAUSE_MS)).after(failures) / 1000
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
                 self._told(self._tell, self._remote.restarting(str(error)))
                 failure = error

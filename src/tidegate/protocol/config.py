@@ -34,6 +34,18 @@ def size_in_bytes(name: str, text: str) -> int:
     return int(match[1]) * _SIZES[match[2]]
 
 
+def time_as_text(ms: int) -> str:
+    """A time as users write it, in the largest unit that fits."""
+    unit = next(unit for unit in reversed(_UNITS) if ms % _UNITS[unit] == 0 and (ms or unit == "s"))
+    return f"{ms // _UNITS[unit]}{unit}"
+
+
+def size_as_text(size: int) -> str:
+    """A size as users write it, in the largest unit that fits."""
+    unit = next(unit for unit in reversed(_SIZES) if size % _SIZES[unit] == 0 and (size or unit == "B"))
+    return f"{size // _SIZES[unit]}{unit}"
+
+
 def retention(text: str) -> dict[str, int]:
     """How many checkpoints to retain, or for how long, as users write it: the settings that say so."""
     if text.strip().isdecimal():
