@@ -34,6 +34,7 @@ LAYERS = {
     "errors": Layer(layers=set(), packages=set()),
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
     "testing": Layer(layers=CORE, packages={"msgspec"}),
+    "testing.files": Layer(layers=CORE | {"storage"}, packages={"msgspec"}),  # the conformance suite of files
     "testing.sinks": Layer(layers=CORE | {"sinks"}, packages=ANY),  # the conformance suite of sinks
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),

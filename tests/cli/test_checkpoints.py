@@ -21,9 +21,9 @@ from tidegate.engine.status import Observer
 from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def test_the_list_shows_what_can_be_restored(made: Path) -> None:
 
 def test_who_looks_takes_a_torn_last_record_for_none_and_leaves_it_there(root: Path) -> None:
     before = {name: tidegate(name, "--root", root).stdout for name in ("checkpoints", "verify", "status")}
-    torn = root / RootPaths.decision(StoredDecisions(Store(root)).read().next_slot)
+    torn = root / RootPaths.decision(StoredDecisions(Folder(root)).read().next_slot)
     torn.write_bytes(b"")
     for name, said in before.items():
         done = tidegate(name, "--root", root)
@@ -189,7 +189,7 @@ def test_a_run_that_opens_its_first_generation_meanwhile_has_damaged_nothing(
 
 
 def test_checkpoints_stand_in_the_order_of_their_numbers_also_when_these_have_more_digits(tmp_path: Path) -> None:
-    StoredDecisions(Store(tmp_path / "root")).mark_used(999_998)
+    StoredDecisions(Folder(tmp_path / "root")).mark_used(999_998)
     root = make_root(tmp_path, checkpoints=3)
     listed = json.loads(tidegate("checkpoints", "--root", root, "--json").stdout)["checkpoints"]
     assert [each["checkpoint"] for each in listed] == ["ckpt-999999", "ckpt-1000000", "ckpt-1000001"]

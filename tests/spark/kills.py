@@ -21,9 +21,9 @@ from tests.spark.harness import table_rows, write_input
 from tidegate.engine.control import read_status
 from tidegate.engine.kill_points import VARIABLE
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import decode_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
@@ -133,13 +133,13 @@ class KilledRuns:
 
     def check_no_orphans(self) -> None:
         """After the last clean-up the root holds what retained checkpoints refer to, and the last generation."""
-        store = Store(self.root)
+        store = Folder(self.root)
         log = StoredDecisions(store).read()
         needed: set[str] = set()
         for checkpoint_id in log.retained:
             record = log.completed(checkpoint_id)
             assert record is not None
-            data = store.get(record.manifest)
+            data = store.read(record.manifest)
             assert data is not None
             needed |= {record.manifest} | decode_manifest(data, record.manifest_sha256, record.manifest).references()
         last = f"generations/{log.generation:06d}/"

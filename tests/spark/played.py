@@ -230,7 +230,7 @@ class PlayedPipeline:
         base = Manifest(FORMAT, "flat", batches, batches, 1, 1, 0, True, "2026-01-01T00:00:00", 0, shape, stages)
         data, sha256 = encode_manifest(base)
         name = self.root.paths.manifest(1, batches)
-        self.root.store.put(name, data)
+        self.root.store.write(name, data)
         record = first.log.completing(
             first.claimant,
             1,

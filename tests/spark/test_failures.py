@@ -28,8 +28,8 @@ from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavail
 from tidegate.spark.gate import Gate
 from tidegate.spark.output import remove_output
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import Manifest, decode_manifest
-from tidegate.storage.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -243,14 +243,14 @@ def test_a_source_that_cannot_be_reached_is_told_and_goes_on_and_what_it_has_los
     )
     assert re.match(r"source numbers goes on, after \d+ s without planning a batch", messages[-1])
     assert not any("restarting" in each for each in messages)
-    assert StoredDecisions(Store(tmp_path / "root")).read().generation == 1
+    assert StoredDecisions(Folder(tmp_path / "root")).read().generation == 1
 
 
 def newest_manifest(root: Path) -> Manifest:
-    store = Store(root)
+    store = Folder(root)
     record = StoredDecisions(store).read().newest
     assert record is not None
-    data = store.get(record.manifest)
+    data = store.read(record.manifest)
     assert data is not None
     return decode_manifest(data, record.manifest_sha256, record.manifest)
 

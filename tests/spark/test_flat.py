@@ -214,7 +214,7 @@ def test_checkpoints_in_which_nothing_changes_push_out_no_other_and_leave_nothin
         log = pipeline.root.decisions.read()
         assert log.retained == (1, 2, 33)
         for checkpoint_id in log.retained:
-            examine(pipeline.root.store, pipeline.root.paths, log, checkpoint_id)
+            examine(pipeline.root.store, log, checkpoint_id)
         pipeline.one_batch_each()
         pipeline.checkpoint()
         assert pipeline.root.decisions.read().retained == (2, 33, 34)

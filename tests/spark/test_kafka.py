@@ -21,7 +21,7 @@ from tidegate.spark import watch
 from tidegate.spark.session import existing_session, local_session
 from tidegate.spark.sources import existing, going_on, streams_read
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.store import Store
+from tidegate.storage.folder import Folder
 
 pytestmark = [pytest.mark.kafka, pytest.mark.spark, pytest.mark.slow]
 
@@ -102,7 +102,7 @@ def test_a_quiet_topic_is_read_from_where_it_first_stood_whatever_options_change
     with pytest.raises(PipelineChanged, match=r"source 'rows' .*subscribe=orders.*subscribe=others") as refused:
         run(reading(tmp_path, **{**latest, "subscribe": "others"}), tmp_path, spark)
     assert SECRET not in str(refused.value)
-    assert StoredDecisions(Store(tmp_path / "root")).read().generation == 1
+    assert StoredDecisions(Folder(tmp_path / "root")).read().generation == 1
 
     login = {"kafka__sasl__jaas__config": 'org.example.Login required password="rotated";'}
     run(reading(tmp_path, **latest, **login, maxOffsetsPerTrigger=1000), tmp_path, spark)
@@ -133,13 +133,13 @@ def test_a_topic_that_was_deleted_and_created_anew_is_refused(
     run(pipeline, tmp_path, spark)
     run(pipeline, tmp_path, spark)
     assert shown(tmp_path) == Counter(("payments", each) for each in range(10))
-    before = list(StoredDecisions(Store(tmp_path / "root")).read())
+    before = list(StoredDecisions(Folder(tmp_path / "root")).read())
     client.delete("payments")
     client.create("payments")
     client.send("payments", range(1000, 1030))
     with pytest.raises(RecoveryRefused, match=r"source 'rows'.* topic 'payments' was deleted and created anew"):
         run(pipeline, tmp_path, spark)
-    assert list(StoredDecisions(Store(tmp_path / "root")).read()) == before
+    assert list(StoredDecisions(Folder(tmp_path / "root")).read()) == before
 
 
 def test_a_topic_that_is_deleted_and_created_anew_while_it_is_read_ends_the_run(
@@ -156,7 +156,7 @@ def test_a_topic_that_is_deleted_and_created_anew_while_it_is_read_ends_the_run(
     done: list[str] = []
 
     def topics_known() -> set[str]:
-        log = StoredDecisions(Store(tmp_path / "root")).read()
+        log = StoredDecisions(Folder(tmp_path / "root")).read()
         manifest = b"" if log.newest is None else (tmp_path / "root" / log.newest.manifest).read_bytes()
         return {topic for topic in ("visit-1", "visit-2") if f'"{topic}": "'.encode() in manifest}
 

@@ -22,8 +22,8 @@ def rewrite_newest(pipeline: PlayedPipeline, change: Callable[[Manifest], Manife
     paths, store = pipeline.root.paths, pipeline.root.store
     record = InspectedRoot(paths.root).retained()[-1]
     data, sha256 = encode_manifest(change(InspectedRoot(paths.root).manifest(record)))
-    store.put(record.manifest, data)
-    store.put(paths.decision(record.slot), encode_decision(msgspec.structs.replace(record, manifest_sha256=sha256)))
+    store.write(record.manifest, data)
+    store.write(paths.decision(record.slot), encode_decision(msgspec.structs.replace(record, manifest_sha256=sha256)))
 
 
 def refusal(pipeline: PlayedPipeline) -> str:
@@ -63,7 +63,7 @@ def test_nothing_that_a_manifest_names_elsewhere_is_touched(tmp_path: Path, kind
         if kind == "manifest":
             record = InspectedRoot(pipeline.root.paths.root).retained()[-1]
             evil = msgspec.structs.replace(record, manifest="../victim")
-            pipeline.root.store.put(pipeline.root.paths.decision(record.slot), encode_decision(evil))
+            pipeline.root.store.write(pipeline.root.paths.decision(record.slot), encode_decision(evil))
         else:
             rewrite_newest(pipeline, lead_out)
         said = refusal(pipeline)

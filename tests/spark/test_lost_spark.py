@@ -16,7 +16,7 @@ import pytest
 
 from tests.spark.harness import table_rows, write_input
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.store import Store
+from tidegate.storage.folder import Folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -90,7 +90,7 @@ def shows_rows(folder: Path) -> bool:
 
 
 def last_checkpoint(folder: Path) -> int:
-    return StoredDecisions(Store(folder / "root")).read().last_checkpoint_id
+    return StoredDecisions(Folder(folder / "root")).read().last_checkpoint_id
 
 
 def test_a_run_whose_jvm_is_killed_says_so_in_one_line_or_starts_another_and_goes_on(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def check_newest(folder: Path) -> None:
     root = Root(folder / "root", "flat")
     log = root.decisions.read()
     assert log.newest is not None
-    examine(root.store, root.paths, log, log.newest.checkpoint_id)
+    examine(root.store, log, log.newest.checkpoint_id)
 
 
 @pytest.fixture(autouse=True)

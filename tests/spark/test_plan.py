@@ -23,9 +23,9 @@ from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark.plan import states_of
 from tidegate.spark.state import _Comparison
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import files_under
+from tidegate.storage.folder import Folder
+from tidegate.storage.local import files_under
 from tidegate.storage.manifest import StageState
-from tidegate.storage.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -303,7 +303,7 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
     run_to_end(counted(tmp_path), root, of_a_larger_machine)
     said = ("lock", "status.json", "status.reserve")
     before = {path: path.stat().st_mtime_ns for path in files_under(root) if path.name not in said}
-    decided = list(StoredDecisions(Store(root)).read())
+    decided = list(StoredDecisions(Folder(root)).read())
     refused = {
         "key": "stage 'windows' cannot go on with its state of .*: its aggregation has key key: string in addition. "
         r"Then: aggregation by window\(ts\) of 10 seconds storing count\(\*\): bigint. Now: aggregation by "
@@ -313,7 +313,7 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
     for change, words in refused.items():
         with pytest.raises(PipelineChanged, match=words):
             run_to_end(counted(tmp_path, change), root, spark)
-    assert list(StoredDecisions(Store(root)).read()) == decided
+    assert list(StoredDecisions(Folder(root)).read()) == decided
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
     write_rows(tmp_path / "in", 1, range(40, 130), key_count=2)

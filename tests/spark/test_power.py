@@ -23,9 +23,9 @@ from tidegate.engine.kill_points import VARIABLE
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.sinks.contract import decode_committable
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import read_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 pytestmark = pytest.mark.spark
 
@@ -115,7 +115,7 @@ class Machine:
 
 def check_decisions(machine: Machine, disk: Disk) -> list[CheckpointCompleted]:
     """All that a decision names is on the disk before the decision has its name. Returns those that name state."""
-    paths, store = RootPaths(machine.root), Store(machine.root)
+    paths, store = RootPaths(machine.root), Folder(machine.root)
     checked = []
     for record in StoredDecisions(store).read():
         path = paths.absolute(paths.decision(record.slot))
@@ -155,7 +155,7 @@ def check_commits(machine: Machine, disk: Disk, decided: list[CheckpointComplete
             )
         next_batch = transactions[f"{_OWNER}/batch"]
         for record in decided:
-            sealed = read_manifest(Store(machine.root), record).stages["order_table"].committable
+            sealed = read_manifest(Folder(machine.root), record).stages["order_table"].committable
             assert sealed is not None
             if record.epoch > epoch and all(each.batch >= next_batch for each in decode_committable(sealed).files):
                 relied_on = disk.named[records[record.epoch]].began
@@ -218,7 +218,7 @@ def test_a_run_goes_on_behind_a_record_that_is_torn_and_forces_nothing_without_f
         patch.setattr(os, "fsync", None)
         for number in range(2):
             if number:
-                log = StoredDecisions(Store(root, fsync=False)).read()
+                log = StoredDecisions(Folder(root, fsync=False)).read()
                 torn.append(root / RootPaths.decision(log.next_slot))
                 torn[-1].write_bytes(b"")
             write_input(tmp_path / "in", 1, 10, first_file=number)
@@ -229,7 +229,7 @@ def test_a_run_goes_on_behind_a_record_that_is_torn_and_forces_nothing_without_f
     ids = Counter({(each,): 1 for each in range(20)})
     assert table_rows(tmp_path / "table", ["id"]) == ids
     assert Counter((row.id,) for row in memory.rows) == ids
-    assert StoredDecisions(Store(root)).read().generation == 3, "the torn record may have opened the second"
+    assert StoredDecisions(Folder(root)).read().generation == 3, "the torn record may have opened the second"
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 
 from tests.spark.kills import KilledRuns, epoch_versions
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.store import Store
+from tidegate.storage.folder import Folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -21,7 +21,7 @@ def wait_for_checkpoint(runs: KilledRuns, above: int = 0, seconds: float = 120) 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if (runs.root / "decisions").is_dir():
-            newest = StoredDecisions(Store(runs.root)).read().newest
+            newest = StoredDecisions(Folder(runs.root)).read().newest
             if newest is not None and newest.checkpoint_id > above:
                 return newest.checkpoint_id
         time.sleep(0.1)
@@ -53,11 +53,11 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
         assert "another run is alive" in refused
         assert f"process {first.pid}" in refused
         assert "Traceback" not in refused
-        before = StoredDecisions(Store(runs.root)).read().last_checkpoint_id
+        before = StoredDecisions(Folder(runs.root)).read().last_checkpoint_id
         first.send_signal(signal.SIGTERM)
         output = end(first)
         assert first.returncode == 0, output
-        assert StoredDecisions(Store(runs.root)).read().last_checkpoint_id > before
+        assert StoredDecisions(Folder(runs.root)).read().last_checkpoint_id > before
     finally:
         first.kill()
     assert runs.check_every_epoch() >= 1

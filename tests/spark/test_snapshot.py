@@ -24,8 +24,9 @@ from tidegate.spark import snapshot
 from tidegate.spark.filelog import is_committed, write_whole
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
-from tidegate.storage.files import checksum, copy_anew, files_under, link
+from tidegate.storage.folder import link
 from tidegate.storage.inspection import examine
+from tidegate.storage.local import checksum, copy_anew, files_under
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
 from tidegate.storage.paths import RootPaths
 
@@ -445,7 +446,7 @@ def a_checkpoint(folder: Path) -> tuple[Root, DecisionLog, StageSnapshot]:
     data, sha256 = encode_manifest(manifest)
     root = Root(kept.paths.root, "shop")
     name = root.paths.manifest(1, 5)
-    root.store.put(name, data)
+    root.store.write(name, data)
     log = DecisionLog()
     log.append(log.opening("me", None))
     log.append(
@@ -465,7 +466,7 @@ def flip(path: Path) -> None:
 
 def test_a_whole_checkpoint_is_found_whole(tmp_path: Path) -> None:
     root, log, snapshot = a_checkpoint(tmp_path)
-    assert examine(root.store, root.paths, log, 5).stages[STAGE] == snapshot
+    assert examine(root.store, log, 5).stages[STAGE] == snapshot
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
@@ -477,7 +478,7 @@ def test_any_file_of_a_snapshot_that_is_gone_or_changed_is_found_and_named(
     (stored,) = [file.stored for file in snapshot.files if file.name == name]
     damage(root.paths.absolute(stored))
     with pytest.raises(DamagedCheckpoint, match=rf"{stored} of stage '{STAGE}'"):
-        examine(root.store, root.paths, log, 5)
+        examine(root.store, log, 5)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"cut")], ids=["gone", "cut off"])
@@ -488,7 +489,7 @@ def test_a_segment_in_flight_that_is_gone_or_cut_off_is_found_and_named(
     path = snapshot.in_flight["rows"][0].files[0].path
     damage(root.paths.absolute(path))
     with pytest.raises(DamagedCheckpoint, match=rf"{path}, in flight to stage '{STAGE}'"):
-        examine(root.store, root.paths, log, 5)
+        examine(root.store, log, 5)
 
 
 @pytest.mark.parametrize("damage", [Path.unlink, flip], ids=["gone", "one bit"])
@@ -496,7 +497,7 @@ def test_a_manifest_that_is_gone_or_changed_is_found_and_named(tmp_path: Path, d
     root, log, _ = a_checkpoint(tmp_path)
     damage(root.paths.absolute(root.paths.manifest(1, 5)))
     with pytest.raises(DamagedCheckpoint, match=r"ckpt-000005\.json"):
-        examine(root.store, root.paths, log, 5)
+        examine(root.store, log, 5)
 
 
 # -- real queries -----------------------------------------------------------------------------------

@@ -17,8 +17,8 @@ from tests.spark.harness import Crash, at_most, run_to_end, stream, table_rows, 
 from tidegate.engine.status import RunStatus
 from tidegate.errors import PipelineChanged, RecoveryRefused
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -125,7 +125,7 @@ def test_a_source_starts_where_it_first_stood_though_no_checkpoint_has_seen_a_ba
     crash_before_a_checkpoint(counting(rowsPerSecond=1, numPartitions=1), root, spark, "numbers", 2)
     with pytest.raises(PipelineChanged, match=r"when it first started: .*rowsPerSecond=1\).*rowsPerSecond=2\)"):
         run_to_end(counting(rowsPerSecond=2), root, spark, view=at_most(60))
-    assert StoredDecisions(Store(root)).read().generation == 2
+    assert StoredDecisions(Folder(root)).read().generation == 2
     assert first_position(root, "numbers", 2).read_bytes() == first_position(root, "numbers", 1).read_bytes()
     for generation in (1, 2):
         note = root / RootPaths.source_streams(generation, "numbers")

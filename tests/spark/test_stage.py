@@ -88,7 +88,7 @@ def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_afte
         pipeline.poll_until(lambda: generation.completed(under_way[1]))
         log = pipeline.root.decisions.read()
         for checkpoint_id in under_way:
-            examine(pipeline.root.store, pipeline.root.paths, log, checkpoint_id)
+            examine(pipeline.root.store, log, checkpoint_id)
 
 
 @pytest.mark.parametrize("polled", [0, 1])
@@ -259,7 +259,7 @@ def test_what_a_decision_names_is_on_the_disk_before_it_also_what_is_in_flight(
         pipeline.checkpoint()
         log = pipeline.root.decisions.read()
         assert log.newest is not None
-        manifest = examine(pipeline.root.store, pipeline.root.paths, log, log.newest.checkpoint_id)
+        manifest = examine(pipeline.root.store, log, log.newest.checkpoint_id)
         named = {tmp_path / "root" / name for name in (*manifest.references(), log.newest.manifest)}
         sealed = manifest.stages["table"].committable
         assert sealed is not None

@@ -32,8 +32,8 @@ from tidegate.errors import (
     SinkFailed,
 )
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape
-from tidegate.storage.store import Store
 
 TABLE = tg.DeltaTable("/nowhere/table")
 
@@ -321,13 +321,13 @@ def test_a_root_that_belongs_to_another_pipeline_is_refused(tmp_path: Path) -> N
 
 
 def test_a_root_whose_owner_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    Store(tmp_path).put("pipeline.json", b"{")
+    Folder(tmp_path).write("pipeline.json", b"{")
     with pytest.raises(ForeignRoot, match=r"pipeline\.json cannot be read"):
         Root(tmp_path, "ours")
 
 
 def test_a_log_of_decisions_without_an_owner_is_no_new_root(tmp_path: Path) -> None:
-    Store(tmp_path).put("decisions/000000000001.json", b"{}")
+    Folder(tmp_path).write("decisions/000000000001.json", b"{}")
     with pytest.raises(ForeignRoot, match=r"no pipeline\.json"):
         Root(tmp_path, "ours")
 
@@ -589,7 +589,7 @@ def test_a_root_that_was_there_is_kept_but_no_generation_is_opened(tmp_path: Pat
     (tmp_path / "root").mkdir()
     with pytest.raises(InvalidPipeline):
         run_to_end(returns(lambda _: None)(tmp_path), tmp_path / "root", spark)
-    store = Store(tmp_path / "root")
+    store = Folder(tmp_path / "root")
     assert store.list("generations") == []
     assert len(StoredDecisions(store).read()) == 0
 
@@ -706,7 +706,7 @@ def test_a_pipeline_that_was_changed_is_refused_and_goes_on_once_it_is_changed_b
     write_input(tmp_path / "in", 2, 10)
     write_input(tmp_path / "elsewhere", 1, 10, first_file=5)
     run_to_end(shop(tmp_path), tmp_path / "root", spark)
-    decisions = StoredDecisions(Store(tmp_path / "root"))
+    decisions = StoredDecisions(Folder(tmp_path / "root"))
     before = list(decisions.read())
     told = {
         "added": "stage 'added' is new",

@@ -16,9 +16,9 @@ import deltalake
 from tests.full_disk import fill
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import link, overwrite, write_whole
+from tidegate.storage.folder import Folder, link
+from tidegate.storage.local import overwrite, write_whole
 from tidegate.storage.lock import RootLock, holder
-from tidegate.storage.store import Store
 from tidegate.storage.system import say
 
 
@@ -36,8 +36,8 @@ def locked(path: Path) -> str:
 
 
 def main(disk: Path) -> None:
-    store = Store(disk / "root")
-    store.put("kept", b"x")
+    store = Folder(disk / "root")
+    store.write("kept", b"x")
     decisions = StoredDecisions(store)
     overwritten = disk / "overwritten"
     overwritten.write_bytes(b" " * 4096)
@@ -48,7 +48,7 @@ def main(disk: Path) -> None:
     filler = fill(disk)
     (disk / "linked").hardlink_to(overwritten)
     found = {
-        "put": said(lambda: store.put("decisions/1", b"some more")),
+        "put": said(lambda: store.write("decisions/1", b"some more")),
         "claim": said(lambda: decisions.claim(DecisionLog().opening("me", None))),
         "write_whole": said(lambda: write_whole(disk / "whole", b"y" * 10_000)),
         "delta": said(lambda: deltalake.write_deltalake(disk / "table", rows, mode="append"), disk / "table"),
@@ -60,7 +60,7 @@ def main(disk: Path) -> None:
     found["left behind"] = ",".join(sorted(path.name for path in disk.glob(".*")))
     filler.unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-    found["read-only"] = said(lambda: store.put("decisions/1", b"some more"))
+    found["read-only"] = said(lambda: store.write("decisions/1", b"some more"))
     found["link on a read-only disk"] = said(lambda: link(overwritten, disk / "other"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(20, 4000)

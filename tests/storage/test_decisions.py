@@ -14,17 +14,17 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog, encode_decision
 from tidegate.protocol.retention import retained_after
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "root")
+def store(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "root")
 
 
 @pytest.fixture
-def decisions(store: Store) -> StoredDecisions:
+def decisions(store: Folder) -> StoredDecisions:
     return StoredDecisions(store)
 
 
@@ -111,7 +111,7 @@ def exactly_one_of_many_opens(folder: Path, racers: int = 6) -> None:
     together = threading.Barrier(racers)
 
     def claim(racer: int) -> ClaimAnswer:
-        mine = StoredDecisions(Store(folder))
+        mine = StoredDecisions(Folder(folder))
         log = mine.read()
         together.wait()
         return mine.claim(log.opening(f"racer-{racer}", None))[0]
@@ -125,10 +125,10 @@ def exactly_one_of_many_opens(folder: Path, racers: int = 6) -> None:
 def test_of_many_that_claim_one_slot_exactly_one_wins(tmp_path: Path) -> None:
     for round_number in range(5):
         exactly_one_of_many_opens(tmp_path)
-        assert StoredDecisions(Store(tmp_path)).read().generation == round_number + 1
+        assert StoredDecisions(Folder(tmp_path)).read().generation == round_number + 1
 
 
-class FailingStore(Store):
+class FailingStore(Folder):
     """Raises from `create`, after or instead of doing it, as often as it is told to."""
 
     def __init__(self, root: Path, failures: int, *, writes: bool) -> None:
@@ -164,14 +164,14 @@ def test_a_store_that_never_writes_is_given_up(tmp_path: Path) -> None:
 # -- reading ----------------------------------------------------------------------------------------
 
 
-def test_a_record_that_cannot_be_read_is_named(store: Store, decisions: StoredDecisions) -> None:
+def test_a_record_that_cannot_be_read_is_named(store: Folder, decisions: StoredDecisions) -> None:
     opened(decisions)
-    store.put(RootPaths.decision(2), b'{"type": "surprise"}')
+    store.write(RootPaths.decision(2), b'{"type": "surprise"}')
     with pytest.raises(DamagedLog, match=RootPaths.decision(2)):
         decisions.read()
 
 
-def test_a_gap_is_damage(store: Store, decisions: StoredDecisions) -> None:
+def test_a_gap_is_damage(store: Folder, decisions: StoredDecisions) -> None:
     log = opened(decisions)
     for _ in range(2):
         log = completed(decisions, log)
@@ -186,16 +186,16 @@ TORN = [b"", b'{"type":"checkpoint_completed","slot":3,', bytes(200)]
 
 @pytest.mark.parametrize("left", TORN)
 def test_a_record_that_is_torn_at_the_end_was_never_decided(
-    store: Store, decisions: StoredDecisions, left: bytes
+    store: Folder, decisions: StoredDecisions, left: bytes
 ) -> None:
     log = completed(decisions, opened(decisions))
-    store.put(RootPaths.decision(3), left)
+    store.write(RootPaths.decision(3), left)
     found = decisions.read()
     assert list(found) == list(log)
-    assert store.get(RootPaths.decision(3)) == left, "whoever reads changes nothing"
+    assert store.read(RootPaths.decision(3)) == left, "whoever reads changes nothing"
     log = completed(decisions, opened(decisions, "theirs"))
     assert (log.generation, log.next_slot) == (3, 6)
-    assert store.get(RootPaths.decision(3)) == left
+    assert store.read(RootPaths.decision(3)) == left
     for _ in range(5):
         log = completed(decisions, log)
     decisions.trim(log)
@@ -204,40 +204,40 @@ def test_a_record_that_is_torn_at_the_end_was_never_decided(
 
 @pytest.mark.parametrize("left", TORN)
 def test_a_record_that_is_torn_and_followed_by_another_is_damage(
-    store: Store, decisions: StoredDecisions, left: bytes
+    store: Folder, decisions: StoredDecisions, left: bytes
 ) -> None:
     completed(decisions, completed(decisions, opened(decisions)))
-    store.put(RootPaths.decision(2), left)
+    store.write(RootPaths.decision(2), left)
     with pytest.raises(DamagedLog, match="slot 2 of the decision log is empty or torn, but slot 3 follows"):
         decisions.read()
 
 
 def test_of_many_that_find_a_torn_record_exactly_one_goes_on_behind_it(tmp_path: Path) -> None:
     for round_number in range(5):
-        last = StoredDecisions(Store(tmp_path)).read().next_slot
-        Store(tmp_path).put(RootPaths.decision(last), b"")
+        last = StoredDecisions(Folder(tmp_path)).read().next_slot
+        Folder(tmp_path).write(RootPaths.decision(last), b"")
         exactly_one_of_many_opens(tmp_path)
-        log = StoredDecisions(Store(tmp_path)).read()
+        log = StoredDecisions(Folder(tmp_path)).read()
         assert log.generation == 2 * (round_number + 1), "one for the torn record, which may have opened it"
 
 
-class TrimmingStore(Store):
+class TrimmingStore(Folder):
     """Something happens between the listing of the log and the reading of its records, once."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
         self.meanwhile: Callable[[], None] | None = None
 
-    def get(self, name: str) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         meanwhile, self.meanwhile = self.meanwhile, None
         if meanwhile is not None:
             meanwhile()
-        return super().get(name)
+        return super().read(name)
 
 
 def test_a_log_that_is_trimmed_while_it_is_read_is_not_damaged(tmp_path: Path) -> None:
     """As `tidegate checkpoints` sees it when the run completes a checkpoint and cleans up at this moment."""
-    theirs = StoredDecisions(Store(tmp_path))
+    theirs = StoredDecisions(Folder(tmp_path))
     log = opened(theirs)
     for _ in range(4):
         log = completed(theirs, log)
@@ -256,7 +256,7 @@ def test_a_log_that_is_trimmed_while_it_is_read_is_not_damaged(tmp_path: Path) -
 # -- trimming ---------------------------------------------------------------------------------------
 
 
-def test_trimming_deletes_what_lies_below_the_start_and_nothing_else(store: Store, decisions: StoredDecisions) -> None:
+def test_trimming_deletes_what_lies_below_the_start_and_nothing_else(store: Folder, decisions: StoredDecisions) -> None:
     log = opened(decisions)
     for _ in range(5):
         log = completed(decisions, log)
@@ -267,7 +267,7 @@ def test_trimming_deletes_what_lies_below_the_start_and_nothing_else(store: Stor
     assert list(decisions.read()) == before
 
 
-def test_a_record_that_appears_in_a_trimmed_slot_means_nothing(store: Store, decisions: StoredDecisions) -> None:
+def test_a_record_that_appears_in_a_trimmed_slot_means_nothing(store: Folder, decisions: StoredDecisions) -> None:
     log = opened(decisions)
     asleep = completing(log)
     for _ in range(5):
@@ -305,7 +305,7 @@ def test_an_id_may_be_marked_twice(decisions: StoredDecisions) -> None:
     assert decisions.largest_used() == 5
 
 
-def test_marks_below_an_id_are_forgotten_but_not_its_own(store: Store, decisions: StoredDecisions) -> None:
+def test_marks_below_an_id_are_forgotten_but_not_its_own(store: Folder, decisions: StoredDecisions) -> None:
     for checkpoint_id in range(1, 8):
         decisions.mark_used(checkpoint_id)
     decisions.forget_marks_below(5)

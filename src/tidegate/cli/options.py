@@ -10,8 +10,8 @@ import typer
 from tidegate.engine.options import DEFAULTS, default_of, description_of
 from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
-from tidegate.storage.files import local_path
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.user_paths import local_path
 
 _ROOT: Final = typer.Option(
     "--root", metavar="PATH", parser=local_path, help="The folder that holds the pipeline's checkpoints."

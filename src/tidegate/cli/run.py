@@ -71,7 +71,7 @@ def run_command(
     from tidegate.cli.view import JsonView, LiveView, LogView
     from tidegate.engine.run import run_pipeline
     from tidegate.spark.session import in_place
-    from tidegate.storage.files import plain_path
+    from tidegate.storage.user_paths import plain_path
 
     given = in_place({key: value for key, _, value in settings})
     root = plain_path(root)

@@ -56,7 +56,7 @@ def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedChe
     except (DamagedCheckpoint, UnknownCheckpoint) as damage:
         found.damage.append(str(damage))
     else:
-        for file in check_files(inspected.paths, manifest):
+        for file in check_files(inspected.files, manifest):
             if file.damage is None:
                 found.files += 1
                 found.bytes += file.size_bytes

@@ -12,18 +12,18 @@ from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark.output import remove_output
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import files_under, remove_empty_folders
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest
+from tidegate.storage.local import files_under, remove_empty_folders
 from tidegate.storage.manifest import Manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 
 class CleanUp(msgspec.Struct):
     """One round of it. `visible` is the checkpoint that all sinks have just committed."""
 
     paths: RootPaths
-    store: Store
+    store: Files
     generation: int
     log: DecisionLog
     visible: Manifest

@@ -30,7 +30,7 @@ import msgspec
 from tidegate.engine.status import CheckpointStatus, Observer, RunStatus, StartingStep, status_of
 from tidegate.errors import CheckpointError, CheckpointInProgress, NotRunning, RequestFailed
 from tidegate.protocol.coordinator import Phase
-from tidegate.storage.files import overwrite, write_whole
+from tidegate.storage.local import overwrite, write_whole
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import say, told

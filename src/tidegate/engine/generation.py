@@ -69,10 +69,10 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.output import remove_output
 from tidegate.spark.session import is_of_the_connection
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 from tidegate.storage.system import explained, say, told
 
 _log = logging.getLogger("tidegate")
@@ -113,7 +113,7 @@ class Generation:
         definitions: list[StageDefinition],
         opened: Opened,
         paths: RootPaths,
-        store: Store,
+        store: Files,
         config: CheckpointConfig,
         places: Mapping[str, SinkPlace],
         bounds: Bounds | None = None,
@@ -461,7 +461,7 @@ class Generation:
         manifest = self._manifest_of(checkpoint)
         data, sha256 = encode_manifest(manifest)
         name = self._paths.manifest(self.generation, checkpoint_id)
-        self._store.put(name, data)
+        self._store.write(name, data)
         reached(Step.MANIFEST_WRITTEN)
         content = content_of(checkpoint.reports.values())
         at_ms = int(datetime.fromisoformat(manifest.triggered_at).timestamp() * 1000)

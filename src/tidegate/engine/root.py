@@ -37,10 +37,11 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import RootOwner, examine, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 _log = logging.getLogger("tidegate")
 
@@ -51,7 +52,7 @@ class Root:
     def __init__(self, folder: Path, pipeline: str, *, fsync: bool = True) -> None:
         self.paths = RootPaths(folder)
         self.pipeline = pipeline
-        self.store = Store(folder, fsync=fsync)
+        self.store: Files = Folder(folder, fsync=fsync)
         self.store.forget_unwritten()
         self.decisions = StoredDecisions(self.store)
         self.id = self._claim_root(uuid.uuid4().hex)
@@ -60,19 +61,21 @@ class Root:
 
     def _claim_root(self, root_id: str) -> str:
         """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
-        owner = read_owner(self.store, self.paths.root)
+        owner = read_owner(self.store)
         if owner is None:
             if self.store.list(RootPaths.DECISIONS):
                 raise ForeignRoot(f"{self.paths.root} has a decision log but no {RootPaths.PIPELINE}: it is damaged")
             self.store.create(RootPaths.PIPELINE, owner_record(RootOwner(self.pipeline, root_id)))
             # Another run may have been first.
-            owner = read_owner(self.store, self.paths.root) or RootOwner(self.pipeline, root_id)
+            owner = read_owner(self.store) or RootOwner(self.pipeline, root_id)
         if owner.pipeline != self.pipeline:
             raise ForeignRoot(
                 f"{self.paths.root} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this one a "
                 f"root of its own"
             )
-        self.store.sync([RootPaths.PIPELINE])  # the run that made it may have been killed before it had done so
+        self.store.sync(
+            [RootPaths.PIPELINE], missing_ok=True
+        )  # the run that made it may have been killed before it had done so
         return owner.root_id
 
     @property
@@ -122,7 +125,7 @@ class Root:
                 return log, decision
             examined = decision.checkpoint_id
             try:
-                self._manifests[examined] = examine(self.store, self.paths, log, examined)
+                self._manifests[examined] = examine(self.store, log, examined)
                 check_staged(self._manifests[examined], sinks)
                 self._health[examined] = None
             except DamagedCheckpoint as damage:

@@ -77,10 +77,10 @@ from tidegate.spark.session import (
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.watch import TopicWatch
-from tidegate.storage.files import plain_path
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 from tidegate.storage.system import explained, told
+from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

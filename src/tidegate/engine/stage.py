@@ -69,7 +69,7 @@ from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
 from tidegate.spark.state import state_mismatch
 from tidegate.storage.disk import NotForced, sync
-from tidegate.storage.files import files_under, remove_empty_folders
+from tidegate.storage.local import files_under, remove_empty_folders
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
 from tidegate.storage.paths import RootPaths, attempt_of

@@ -15,9 +15,9 @@ from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
 from tidegate.sinks.contract import Committable, FileSink, Sink, SinkPlace, Staged, StagedFile, decode_committable
 from tidegate.sinks.staging import shown
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import Manifest, TableAddress
-from tidegate.storage.store import Store
 
 _KINDS: Final = {"delta": "Delta table", "postgres": "PostgreSQL table"}
 
@@ -33,7 +33,7 @@ def goes_on_from_rows(base: Manifest, sink: str) -> bool:
 
 
 def check_goes_on(
-    sink: Sink, place: SinkPlace, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Store
+    sink: Sink, place: SinkPlace, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Files
 ) -> None:
     """Refuse a table that does not hold what the checkpoint goes on from. `now`: what is there; None: no table is."""
     table, name, then = sink.describe(), place.stage, base.shape[place.stage].table
@@ -115,7 +115,7 @@ def _moved(file: StagedFile, then: TableAddress, now: TableAddress) -> StagedFil
     return msgspec.structs.replace(file, path=str(now.address / path.relative_to(then.address)))
 
 
-def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, log: DecisionLog, store: Store) -> None:
+def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, log: DecisionLog, store: Files) -> None:
     """Refuse a table that was put back to an older state, or lost a commit, before anything is changed.
 
     The facts must have been read after the log: a run that was taken over may still be committing and deciding.
@@ -133,7 +133,7 @@ def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, 
 
 
 def check_staged_is_there(
-    sink: Sink, place: SinkPlace, facts: SinkFacts, now: TableAddress, base: Manifest, log: DecisionLog, store: Store
+    sink: Sink, place: SinkPlace, facts: SinkFacts, now: TableAddress, base: Manifest, log: DecisionLog, store: Files
 ) -> None:
     """Refuse a table that neither shows rows which the checkpoint has sealed, nor has them staged: one that was put
     back has lost both, where the checkpoint was sealed before the table was known to show them."""
@@ -153,7 +153,7 @@ def check_staged_is_there(
     )
 
 
-def what_would_fit(sink: str, epoch: int, next_batch: int, log: DecisionLog, store: Store) -> str:
+def what_would_fit(sink: str, epoch: int, next_batch: int, log: DecisionLog, store: Files) -> str:
     """The newest retained checkpoint all of whose rows, and no later ones, a table shows; for people."""
     for manifest in retained_manifests(store, log):
         sealed = _sealed(manifest, sink)

@@ -59,9 +59,10 @@ from tidegate.sinks.staging import (
 from tidegate.sinks.statistics import statistics
 from tidegate.sinks.upkeep import Rewritten, retention_s, rewrite, small_files, unneeded_files
 from tidegate.storage.disk import sync
-from tidegate.storage.files import link, local_path, plain_path
+from tidegate.storage.folder import link
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.parquet import count_rows
+from tidegate.storage.user_paths import local_path, plain_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

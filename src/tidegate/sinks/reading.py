@@ -19,9 +19,9 @@ from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.features import unreadable
 from tidegate.sinks.scan import FILE, active_files, scan
-from tidegate.storage.files import plain_path
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
+from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.storage import files
+from tidegate.storage import local
 
 METADATA: Final = "_spark_metadata"
 _VERSION: Final = "v1"
@@ -100,7 +100,7 @@ def as_path(uri: str) -> Path:
 
 def write_whole(path: Path, lines: Iterable[str]) -> None:
     """Write a log file so that a reader sees all of it or nothing."""
-    files.write_whole(path, "\n".join([_VERSION, *lines]).encode())
+    local.write_whole(path, "\n".join([_VERSION, *lines]).encode())
 
 
 def _read_lines(path: Path, versions: Sequence[str] = (_VERSION,)) -> list[str] | None:

@@ -28,7 +28,8 @@ import msgspec
 
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
-from tidegate.storage.files import checksum, copy_anew, link, write_whole
+from tidegate.storage.folder import link
+from tidegate.storage.local import checksum, copy_anew, write_whole
 from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
 

@@ -15,21 +15,21 @@ from tidegate.protocol.decision_log import (
     is_torn,
     judge_claim,
 )
+from tidegate.storage.files import Files
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 
 _CLAIM_TRIES = 20
 
 
 class StoredDecisions:
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self, files: Files) -> None:
+        self._files = files
 
     def read(self) -> DecisionLog:
         """The log as it is now."""
         while True:
-            names = self._store.list(RootPaths.DECISIONS)
-            found = {name: data for name in names if (data := self._store.get(name)) is not None}
+            names = self._files.list(RootPaths.DECISIONS)
+            found = {name: data for name in names if (data := self._files.read(name)) is not None}
             if len(found) == len(names):
                 return self._decoded(found)
             # Some were trimmed since they were listed, so there are newer ones: list again.
@@ -49,19 +49,21 @@ class StoredDecisions:
         """Try to make a record part of the log. The answer comes from the log, not from the attempt."""
         if isinstance(proposed, GenerationOpened):
             # Runs without fsync may have written these, and what follows a torn record cannot be read.
-            self._store.sync(self._store.list(RootPaths.DECISIONS))
+            self._files.sync(self._files.list(RootPaths.DECISIONS), missing_ok=True)
         name = RootPaths.decision(proposed.slot)
         failure: StoreUnavailable | None = None
         for _ in range(_CLAIM_TRIES):
             is_on_disk = False
             try:
-                is_on_disk = self._store.create(name, encode_decision(proposed))
+                is_on_disk = self._files.create(name, encode_decision(proposed))
             except StoreUnavailable as error:
                 failure = error  # it may have been written all the same
             log = self.read()
             answer = judge_claim(proposed, log)
             if answer is ClaimAnswer.WON and not is_on_disk:
-                self._store.sync([name])  # an attempt that failed has written it, perhaps not to the disk
+                self._files.sync(
+                    [name], missing_ok=True
+                )  # an attempt that failed has written it, perhaps not to the disk
             if answer is not ClaimAnswer.RETRY:
                 return answer, log
         if failure is not None:
@@ -70,16 +72,16 @@ class StoredDecisions:
 
     def trim(self, log: DecisionLog) -> None:
         """Delete the records that are no longer part of the log."""
-        names = self._store.list(RootPaths.DECISIONS)
-        self._store.delete(name for name in names if log.has_dropped(RootPaths.slot_of(name)))
+        names = self._files.list(RootPaths.DECISIONS)
+        self._files.delete(name for name in names if log.has_dropped(RootPaths.slot_of(name)))
 
     def mark_used(self, checkpoint_id: int) -> None:
-        self._store.put(RootPaths.used_id(checkpoint_id), b"")
+        self._files.write(RootPaths.used_id(checkpoint_id), b"")
 
     def largest_used(self) -> int:
-        marks = self._store.list(RootPaths.IDS)
+        marks = self._files.list(RootPaths.IDS)
         return int(marks[-1].rsplit("/", 1)[1]) if marks else 0
 
     def forget_marks_below(self, checkpoint_id: int) -> None:
         mark = RootPaths.used_id(checkpoint_id)
-        self._store.delete(name for name in self._store.list(RootPaths.IDS) if name < mark)
+        self._files.delete(name for name in self._files.list(RootPaths.IDS) if name < mark)

@@ -27,7 +27,9 @@ class NotForced(OSError):
     go of what it could not write."""
 
 
-def sync(files: Iterable[Path], known: Collection[Path] = frozenset(), *, missing_ok: bool = False) -> frozenset[Path]:
+def sync(
+    files: Iterable[Path], known: Collection[object] = frozenset(), *, missing_ok: bool = False
+) -> frozenset[Path]:
     """Force files to the disk together with their names. Raises OSError if one is not there or cannot be.
 
     `known` is what earlier calls have returned, and is not forced again: such a file has not changed since. Returns
@@ -41,7 +43,7 @@ def sync(files: Iterable[Path], known: Collection[Path] = frozenset(), *, missin
     return wanted | folders
 
 
-def sync_names(files: Iterable[Path], known: Collection[Path] = frozenset()) -> frozenset[Path]:
+def sync_names(files: Iterable[Path], known: Collection[object] = frozenset()) -> frozenset[Path]:
     """Force the names by which files are found to the disk, of which the content is there. Returns the folders."""
     wanted = frozenset(files)
     folders = frozenset(_folders_above(wanted, known))
@@ -60,7 +62,7 @@ def force(handle: int) -> None:
         raise NotForced(*error.args) from error
 
 
-def _folders_above(files: Iterable[Path], known: Collection[Path]) -> set[Path]:
+def _folders_above(files: Iterable[Path], known: Collection[object]) -> set[Path]:
     """Up to the top of the file system, which is in no folder of it."""
     found: set[Path] = set()
     for file in files:
@@ -71,7 +73,7 @@ def _folders_above(files: Iterable[Path], known: Collection[Path]) -> set[Path]:
     return found
 
 
-def _folders_of_fresh(paths: Iterable[Path], known: Collection[Path]) -> set[Path]:
+def _folders_of_fresh(paths: Iterable[Path], known: Collection[object]) -> set[Path]:
     """Where the names are that are not known to be on the disk."""
     return {path.parent for path in paths if path not in known}
 

@@ -1,127 +1,157 @@
-"""Files on the local file system: paths, links and checksums."""
+"""Files under a root: the contract that a folder, a memory and a bucket fulfil, and all that is asked of them.
+
+A name is a string of parts with `/` between them, such as `decisions/000000000017.json`: no part is empty, `.` or `..`.
+Folders are no more than what names have in common: there is one where a name leads through it, and nobody makes any. No
+name is of a file and of a folder at the same time.
+
+Guarantees:
+- A file is seen whole or not at all, as it was or as it is, by whoever reads it, also after a kill.
+- What was written is read, listed and told the size of from then on, by everybody.
+- Of all that create one name at the same time exactly one does. Whoever hears of a failure does not know whether it
+  did, nor does `False` prove that somebody else did. So a claim holds what tells it from others, and is read back.
+- What `write` and `create` return from is durable: it outlives a loss of power, name and content. What `keep` returns
+  from, and what others write there, Spark above all, is so after `sync`.
+
+Every failure of the store itself is `StoreUnavailable`. That something is not there is none, but for `keep`.
+
+`tidegate.testing.files` has the tests of all this, for whoever writes one more.
+"""
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
-import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import Final
-from urllib.parse import unquote
+from collections.abc import Collection, Iterable
+from io import SEEK_END, BufferedIOBase
+from typing import Protocol
 
-from tidegate.errors import InvalidConfig
-from tidegate.storage.disk import sync
-from tidegate.storage.system import naming
-
-# One slash is enough: a Path has lost the second one.
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
-_LOCAL: Final = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.DOTALL | re.IGNORECASE)
-# What file systems say that have no hard links, or none here, or no more of this file.
-_WITHOUT_LINKS: Final = frozenset(
-    {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-)
-_COPIED_AT_A_TIME: Final = 1 << 20
+from tidegate.errors import StoreUnavailable
+from tidegate.storage.system import say
 
 
-def local_path(path: str | os.PathLike[str]) -> Path:
-    """A path as a user writes it: as it is, or as a file: URL, whose % escapes are resolved.
-
-    Any other URL is refused: taken for a path, it would name a folder below the current one.
-    """
-    text = os.fspath(path)
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return Path(text)
-    local = _LOCAL.fullmatch(text)
-    if local is not None:
-        return Path(unquote(local[1]))
-    if scheme[1].lower() == "file":
-        raise InvalidConfig(f"{text} names no file of this machine; write file:///folder, or just the path")
-    raise InvalidConfig(
-        f"{text} is not a local folder, and buckets are not supported yet; write a path such as /data/orders"
-    )
+class NotDurable(StoreUnavailable):
+    """The disk has not taken what was written. A second try would seem to succeed, and mean nothing: the system has let
+    go of what it could not write."""
 
 
-def plain_path(path: str | os.PathLike[str]) -> Path:
-    """Absolute and without "..", as Spark names in its logs what lies there."""
-    return Path(os.path.normpath(local_path(path).absolute()))
+class Files(Protocol):
+    """Names in, bytes out. Of one object the calls may come from several threads at a time."""
+
+    @property
+    def fsync(self) -> bool:
+        """Whether anything is made durable. If not, the system chooses when what is written reaches the disk."""
+        ...
+
+    def at(self, folder: str, *, durable: bool = True) -> Files:
+        """The same files, named from a folder below. Neither makes it nor asks whether it is there.
+
+        `durable` false: what is written through these need not outlive a loss of power, unless it is synced. So it is
+        with what Spark lives on between checkpoints.
+        """
+        ...
+
+    def read(self, name: str) -> bytes | None:
+        """Its content, or None if there is none of that name."""
+        ...
+
+    def open(self, name: str) -> BufferedIOBase | None:
+        """The same, to read parts of it: what fails while it is read is an OSError. None if there is none."""
+        ...
+
+    def exists(self, name: str) -> bool:
+        """Whether there is a file of that name. The cheapest of all calls: of a folder, one `stat`."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Its bytes, or None if there is none of that name."""
+        ...
+
+    def names_in(self, folder: str = "") -> list[str]:
+        """The last parts of all names directly in a folder, of files and of folders, in order.
+
+        A folder may be among them that holds nothing any more and was not pruned.
+        """
+        ...
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write it whole, whether or not there is one of that name."""
+        ...
+
+    def create(self, name: str, data: bytes) -> bool:
+        """Write it if there is none of that name. Tells whether it did."""
+        ...
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        """Replace the first bytes of a file. Where that can be done in place, it takes no room on a disk that is full,
+        and a reader may see half of it."""
+        ...
+
+    def keep(self, name: str, source: Files, source_name: str) -> None:
+        """A second name for a file that does not change any more: it outlives the first. One of that name that is there
+        is whole, and left as it is. That the first is not there is `StoreUnavailable`."""
+        ...
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete what is there of these; what is not is no error."""
+        ...
+
+    def prune(self, folder: str) -> None:
+        """Remove what is left of folders that hold no file: those below a folder, and it too. Nobody else may be about
+        to write there. Where folders are but names, there is nothing to do."""
+        ...
+
+    def sync(
+        self, names: Iterable[str], known: Collection[object] = frozenset(), *, missing_ok: bool = False
+    ) -> frozenset[object]:
+        """Make files durable that somebody has written or kept. `NotDurable` if the disk has not taken them.
+
+        `known` is what the last call has returned: what of it was made durable then, and has not changed since, is not
+        again. With `missing_ok` a file may be gone.
+        """
+        ...
+
+    def strays(self, names: Iterable[str]) -> frozenset[str]:
+        """Those of these names whose files lie elsewhere, because a link leads there."""
+        ...
+
+    def location(self, name: str = "") -> str:
+        """Where it is, for people and for Spark's options."""
+        ...
+
+    def name_at(self, location: str) -> str | None:
+        """The name of what is at a location. None: it is not among these files."""
+        ...
+
+    def uri(self, name: str) -> str:
+        """How Spark's logs name it."""
+        ...
+
+    def name_of(self, uri: str) -> str | None:
+        """The name of what Spark's logs name so. None: it is not among these files."""
+        ...
+
+    def forget_unwritten(self) -> None:
+        """Remove what processes that were killed have left half written. One that is alive has to write it again."""
+        ...
+
+    def list(self, folder: str = "") -> list[str]:
+        """The names of all files under a folder, at any depth, in order."""
+        ...
 
 
-def link(source: Path, target: Path) -> None:
-    """A second name for an immutable file; a copy where the file system has no hard links. A target that exists is
-    whole, also after a crash: it is left as it is."""
-    if target.exists():
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
+def checksum(files: Files, name: str) -> tuple[int, str] | None:
+    """A file's size and SHA-256; None if there is none of that name."""
+    opened = files.open(name)
+    if opened is None:
+        return None
     try:
-        os.link(source, target)
-    except FileExistsError:
-        return
+        with opened as file:
+            digest = hashlib.file_digest(file, "sha256")
+            return file.seek(0, SEEK_END), digest.hexdigest()
     except OSError as error:
-        if error.errno not in _WITHOUT_LINKS:
-            raise
-        partial = target.with_name(f".{target.name}.copying")
-        with _removed_if_it_fails(partial), naming(target):
-            shutil.copy2(source, partial)
-            sync([partial])  # else a loss of power could leave a target that exists and is not whole
-            partial.rename(target)
+        raise StoreUnavailable(f"could not read {name}: {say(error)}") from error
 
 
-def copy_anew(source: Path, target: Path) -> tuple[int, str]:
-    """A file of its own with what another holds: what damages the one leaves the other whole. Returns the size and the
-    SHA-256 of what was written. A crash may leave half of it."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with source.open("rb") as read, naming(target), target.open("wb") as written:
-        while block := read.read(_COPIED_AT_A_TIME):
-            digest.update(block)
-            written.write(block)
-        return written.tell(), digest.hexdigest()
-
-
-def files_under(folder: Path) -> list[Path]:
-    """All files at any depth, hidden ones too; none where the folder is not there."""
-    return [Path(parent) / name for parent, _, names in os.walk(folder) for name in names]
-
-
-def remove_empty_folders(folder: Path) -> None:
-    """Those below a folder, and it too."""
-    for parent, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):  # it is not empty
-            Path(parent).rmdir()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """So that a reader sees all of it or nothing."""
-    hidden = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with _removed_if_it_fails(hidden), naming(path):
-        hidden.write_bytes(data)
-        hidden.rename(path)
-
-
-def overwrite(path: Path, data: bytes) -> None:
-    """In place, as much as the file holds: that takes no space, so that it works on a disk that is full too."""
-    with naming(path), path.open("r+b", buffering=0) as file:
-        file.write(data)
-
-
-@contextmanager
-def _removed_if_it_fails(path: Path) -> Iterator[None]:
-    """Half a file, on a disk that is full, would take the place of what is to be written next."""
-    try:
-        yield
-    except OSError:
-        with suppress(OSError):
-            path.unlink(missing_ok=True)
-        raise
-
-
-def checksum(path: Path) -> tuple[int, str]:
-    """A file's size and SHA-256."""
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return file.tell(), digest.hexdigest()
+def clear(files: Files, folder: str) -> None:
+    """Remove a folder with all that is in it."""
+    files.delete([*files.list(folder)])
+    files.prune(folder)

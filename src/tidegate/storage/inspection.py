@@ -7,23 +7,23 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, StoreUnavailable, UnknownCheckpoint
+from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Examine, Facts, FenceSinks, Refuse, Restore, SinkFacts, Start, in_words, recover
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import checksum, local_path
+from tidegate.storage.files import Files, checksum
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import Manifest, decode_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.store import Store
 from tidegate.storage.system import reason
+from tidegate.storage.user_paths import local_path
 
 
 class RootOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,17 +37,17 @@ def owner_record(owner: RootOwner) -> bytes:
     return msgspec.json.encode(owner)
 
 
-def read_owner(store: Store, root: Path) -> RootOwner | None:
+def read_owner(files: Files) -> RootOwner | None:
     """Whose root this is; None if it is nobody's."""
-    data = store.get(RootPaths.PIPELINE)
+    data = files.read(RootPaths.PIPELINE)
     if data is None:
         return None
     try:
         return msgspec.json.decode(data, type=RootOwner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ForeignRoot(
-            f"{root / RootPaths.PIPELINE} cannot be read, it is damaged or of another version of Tidegate: {error}. "
-            f"What to do: restore it from a backup, or start the pipeline on a new root with new tables"
+            f"{files.location(RootPaths.PIPELINE)} cannot be read, it is damaged or of another version of Tidegate: "
+            f"{error}. What to do: restore it from a backup, or start the pipeline on a new root with new tables"
         ) from error
 
 
@@ -59,43 +59,26 @@ class CheckedFile(msgspec.Struct, frozen=True):
     damage: str | None
 
 
-def check_files(paths: RootPaths, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
+def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
     """Check every file in the root that a checkpoint refers to against what its manifest says of it.
 
     Files of snapshots are read against their checksums, unless `reads` says to leave it at their sizes. Of files in
     flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
     it, which only the table can tell.
     """
-    folders = _Folders(paths.root)
+    strays = files.strays(manifest.references())
     for what, name, size_bytes, sha256 in _referred_to(manifest):
-        path = paths.absolute(name)
         damage = None
-        try:
-            if path.is_symlink() or not folders.are_inside(path):
-                damage = f"{what} is a link that leads elsewhere"
-            elif path.stat().st_size != size_bytes:
-                damage = f"{what} is not what it was: size differs"
-            elif sha256 is not None and reads and checksum(path) != (size_bytes, sha256):
-                damage = f"{what} is not what it was: checksum differs"
-        except FileNotFoundError:
+        size = files.size(name)
+        if name in strays:
+            damage = f"{what} is a link that leads elsewhere"
+        elif size is None:
             damage = f"{what} is gone"
-        except OSError as error:
-            raise StoreUnavailable(f"{what} cannot be read: {reason(error, path)}") from error
+        elif size != size_bytes:
+            damage = f"{what} is not what it was: size differs"
+        elif sha256 is not None and reads and checksum(files, name) != (size_bytes, sha256):
+            damage = f"{what} is not what it was: checksum differs"
         yield CheckedFile(name, size_bytes, damage)
-
-
-class _Folders:
-    """Whether links lead out of a root: asked of each folder once."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = Path(os.path.realpath(root))
-        self._known: dict[Path, bool] = {}
-
-    def are_inside(self, path: Path) -> bool:
-        folder = path.parent
-        if folder not in self._known:
-            self._known[folder] = Path(os.path.realpath(folder)).is_relative_to(self._root)
-        return self._known[folder]
 
 
 def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None]]:
@@ -108,33 +91,33 @@ def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None
                 yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, None
 
 
-def read_manifest(store: Store, record: CheckpointCompleted) -> Manifest:
+def read_manifest(files: Files, record: CheckpointCompleted) -> Manifest:
     if not RootPaths.is_inside(record.manifest):
         raise DamagedCheckpoint(
             f"the decision log names {record.manifest!r} as a manifest, which leads out of the root"
         )
-    data = store.get(record.manifest)
+    data = files.read(record.manifest)
     if data is None:
         raise DamagedCheckpoint(f"{record.manifest} is gone")
     return decode_manifest(data, record.manifest_sha256, record.manifest)
 
 
-def retained_manifests(store: Store, log: DecisionLog) -> Iterator[Manifest]:
+def retained_manifests(files: Files, log: DecisionLog) -> Iterator[Manifest]:
     """Of the checkpoints that the log retains, newest first, as far as they can be read."""
     for checkpoint_id in sorted(log.retained, reverse=True):
         record = log.completed(checkpoint_id)
         if record is not None:
             with suppress(DamagedCheckpoint):
-                yield read_manifest(store, record)
+                yield read_manifest(files, record)
 
 
-def examine(store: Store, paths: RootPaths, log: DecisionLog, checkpoint_id: int) -> Manifest:
+def examine(files: Files, log: DecisionLog, checkpoint_id: int) -> Manifest:
     """Read a checkpoint's manifest, and check every file that it refers to. The first damage is raised."""
     record = log.completed(checkpoint_id)
     if record is None:
         raise DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is not in the decision log")
-    manifest = read_manifest(store, record)
-    for file in check_files(paths, manifest):
+    manifest = read_manifest(files, record)
+    for file in check_files(files, manifest):
         if file.damage is not None:
             raise DamagedCheckpoint(file.damage)
     return manifest
@@ -195,8 +178,8 @@ class InspectedRoot:
             raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
         if not is_there:
             raise NoRoot(f"there is no folder {folder}; a root is the folder that `tidegate run` was given as --root")
-        self._store = Store(folder)
-        owner = read_owner(self._store, folder)
+        self.files: Files = Folder(folder)
+        owner = read_owner(self.files)
         if owner is None:
             raise NoRoot(
                 f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; a root is the folder "
@@ -204,7 +187,7 @@ class InspectedRoot:
             )
         self.pipeline = owner.pipeline
         self.id = owner.root_id
-        self._decisions = StoredDecisions(self._store)
+        self._decisions = StoredDecisions(self.files)
 
     def log(self) -> DecisionLog:
         """The decision log as it is now. None at all, where a pipeline has run, is damage; a torn end of it is not.
@@ -213,7 +196,7 @@ class InspectedRoot:
         read again after a file was seen: a run that is starting may have opened its first generation meanwhile.
         """
         log = self._decisions.read()
-        if log.next_slot == 1 and self._store.list(RootPaths.GENERATIONS):
+        if log.next_slot == 1 and self.files.list(RootPaths.GENERATIONS):
             log = self._decisions.read()
             if log.next_slot == 1:
                 raise DamagedLog(
@@ -238,7 +221,7 @@ class InspectedRoot:
             manifest = self.manifest(record)
         except DamagedCheckpoint as damaged:
             return str(damaged)
-        found = (file.damage for file in check_files(self.paths, manifest, reads=reads))
+        found = (file.damage for file in check_files(self.files, manifest, reads=reads))
         damage = next((each for each in found if each is not None), None)
         if damage is not None:
             self.find(record.checkpoint_id)  # asked after the damage was seen
@@ -287,7 +270,7 @@ class InspectedRoot:
     def manifest(self, record: CheckpointCompleted) -> Manifest:
         """What a checkpoint consists of. One that the run has removed since its record was read is unknown by now."""
         try:
-            return read_manifest(self._store, record)
+            return read_manifest(self.files, record)
         except DamagedCheckpoint:
             self.find(record.checkpoint_id)  # asked after the damage was seen
             raise

@@ -8,8 +8,8 @@ import pytest
 
 import tidegate as tg
 from tidegate.errors import InvalidConfig
-from tidegate.storage.files import local_path, plain_path
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.user_paths import local_path, plain_path
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,39 @@
+"""Paths as users write them: of a root, of a table, of a pipeline's file."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote
+
+from tidegate.errors import InvalidConfig
+
+# One slash is enough: a Path has lost the second one.
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+_LOCAL: Final = re.compile(r"file:(?://(?:localhost)?)?(/(?!/).*)", re.DOTALL | re.IGNORECASE)
+
+
+def local_path(path: str | os.PathLike[str]) -> Path:
+    """A path as a user writes it: as it is, or as a file: URL, whose % escapes are resolved.
+
+    Any other URL is refused: taken for a path, it would name a folder below the current one.
+    """
+    text = os.fspath(path)
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text)
+    local = _LOCAL.fullmatch(text)
+    if local is not None:
+        return Path(unquote(local[1]))
+    if scheme[1].lower() == "file":
+        raise InvalidConfig(f"{text} names no file of this machine; write file:///folder, or just the path")
+    raise InvalidConfig(
+        f"{text} is not a local folder, and buckets are not supported yet; write a path such as /data/orders"
+    )
+
+
+def plain_path(path: str | os.PathLike[str]) -> Path:
+    """Absolute and without "..", as Spark names in its logs what lies there."""
+    return Path(os.path.normpath(local_path(path).absolute()))
