@@ -22,7 +22,7 @@ from tidegate.protocol.coordinator import Coordinator, Event, Phase
 from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import _thinned, deletable, retained_after
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
@@ -504,10 +504,10 @@ OWN_DEFECTS: Final = (
         "a checkpoint without rows passes for committed to a table that lacks an epoch",
         rewrite(
             Edit(
-                DeltaTable._commit,
-                "refuse_put_back(self.describe(), place, epoch, shown, committable)",
+                BoundDeltaTable._commit,
+                "refuse_put_back(self.describe(), self.place, epoch, shown, committable)",
                 "if any(file.batch >= shown and file.rows for file in committable.files):\n"
-                "    refuse_put_back(self.describe(), place, epoch, shown, committable)",
+                "    refuse_put_back(self.describe(), self.place, epoch, shown, committable)",
             )
         ),
         table_properties.a_table_that_was_put_back_is_refused,
@@ -517,8 +517,8 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "a second root claims a table that has an owner",
         rewrite(
-            Edit(DeltaTable.claim, "self._check_root(place, table)", "pass"),
-            Edit(DeltaTable.claim, '_record(table, place, "root") or ', ""),
+            Edit(BoundDeltaTable.claim, "self._check_root(table)", "pass"),
+            Edit(BoundDeltaTable.claim, 'self._record(table, "root") or ', ""),
         ),
         table_properties.a_table_is_of_one_root,
     ),
@@ -527,8 +527,8 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "of two roots that claim a table at once both believe to have it",
         rewrite(
-            Edit(DeltaTable.claim, '_record(table, place, "root") or self._transact', "self._transact"),
-            Edit(DeltaTable.claim, "self._check_root(place, table)", "pass"),
+            Edit(BoundDeltaTable.claim, 'self._record(table, "root") or self._transact', "self._transact"),
+            Edit(BoundDeltaTable.claim, "self._check_root(table)", "pass"),
         ),
         table_properties.of_two_that_claim_a_table_one_wins,
     ),
@@ -536,7 +536,7 @@ OWN_DEFECTS: Final = (
         "a_table_is_owned_only_at_start",
         Section.OWN,
         "a run goes on committing to a table that another root has claimed since",
-        rewrite(Edit(DeltaTable._commit, "self._check_root(place, table)", "pass")),
+        rewrite(Edit(BoundDeltaTable._commit, "self._check_root(table)", "pass")),
         table_properties.a_table_is_of_one_root,
     ),
     Mutant(
@@ -672,7 +672,7 @@ OWN_DEFECTS: Final = (
         "vacuum_does_not_ask_what_is_retained",
         Section.OWN,
         "files are deleted by their age alone, though a retained checkpoint is read by them",
-        rewrite(Edit(DeltaTable._vacuum, "versions_of(self._path, place.stage, retained())", "[]")),
+        rewrite(Edit(BoundDeltaTable._vacuum, "versions_of(self.path, self.place.stage, retained())", "[]")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     Mutant(
@@ -686,14 +686,14 @@ OWN_DEFECTS: Final = (
         "upkeep_does_not_look_whether_files_are_still_shown",
         Section.OWN,
         "what was made of some files is added though another writer has replaced them meanwhile",
-        rewrite(Edit(DeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
+        rewrite(Edit(BoundDeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     Mutant(
         "upkeep_unlinks_what_seems_to_have_failed",
         Section.OWN,
         "a transaction is made and its answer lost, and the files that it has added are deleted",
-        rewrite(Edit(DeltaTable._unlink, "if path not in shown:", "if True:")),
+        rewrite(Edit(BoundDeltaTable._unlink, "if path not in shown:", "if True:")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tidegate.errors import InvalidConfig, SinkFailed
 from tidegate.sinks.combining import Piece, bins, combine, files_wanted
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
 from tidegate.sinks.reading import versions_of
 from tidegate.sinks.upkeep import retention_s, rewrite, unneeded_files
 from tidegate.spark.session import StageSessions
@@ -75,26 +75,25 @@ class Staging:
     """A sink of a pipeline, whose batches are staged as Spark would."""
 
     def __init__(self, sink: DeltaTable, spark: SparkSession, columns: str = "id long, place string") -> None:
-        self.sink = sink
-        self.place = SinkPlace("shop", "orders", sink.path.parent / "unused", spark, "root")
+        self.sink = sink.bind(SinkPlace("shop", "orders", sink.path.parent / "unused", spark, "root"))
         self.session = StageSessions(spark).of_stages
         self.batch = -1
         schema = self.session.createDataFrame([], columns).schema
-        sink.check_table(self.place, schema, "update")
-        sink.prepare_table(self.place, schema)
-        sink.claim(self.place)
+        self.sink.check_table(schema, "update")
+        self.sink.prepare_table(schema)
+        self.sink.claim()
 
     def stage(self, rows: DataFrame) -> list[StagedFile]:
         """A batch."""
         self.batch += 1
-        folder = self.sink.staging_folder(self.place, 1) / f"batch-{self.batch}"
+        folder = self.sink.staging_folder(1) / f"batch-{self.batch}"
         rows.write.partitionBy(*self.sink.partition_by).parquet(str(folder))
         found = sorted(folder.rglob("*.parquet"))
         return [StagedFile(self.batch, str(each), each.stat().st_size, count_rows(each)) for each in found]
 
     def commit(self, files: list[StagedFile], *, epoch: int | None = None, generation: int = 1) -> CommitAnswer:
         sealed = Committable(self.batch, tuple(files))
-        return self.sink.commit(self.place, permit(epoch or self.batch + 1, generation), sealed)
+        return self.sink.commit(permit(epoch or self.batch + 1, generation), sealed)
 
     def rows(self, first: int, count: int, files: int = 2) -> DataFrame:
         places = "element_at(array('a/b', '', NULL, 'ü', '%'), CAST(id % 5 + 1 AS INT)) AS place"
@@ -164,14 +163,14 @@ def test_what_a_killed_commit_has_combined_is_neither_shown_nor_left(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaTable, "_transact", kill)
+        patched.setattr(BoundDeltaTable, "_transact", kill)
         with pytest.raises(Killed):
             here.commit(staged)
     assert here.files()
     # Another process goes on, which was told to leave files as they are, and another that combines them again.
     Staging(DeltaTable(tmp_path / "table", "place", target_file_size=None), spark)
     with monkeypatch.context() as patched:
-        patched.setattr(DeltaTable, "_transact", kill)
+        patched.setattr(BoundDeltaTable, "_transact", kill)
         patched.setattr(here.sink, "_target_size", None)
         with pytest.raises(Killed):
             here.commit(staged, generation=2)
@@ -187,19 +186,19 @@ def test_a_commit_that_meets_another_writers_combines_its_files_once(
 ) -> None:
     here = Staging(DeltaTable(tmp_path / "table", "place"), spark)
     staged = here.stage(here.rows(0, 20)) + here.stage(here.rows(20, 20))
-    transact, combined, others = DeltaTable._transact, [], iter(range(3))
+    transact, combined, others = BoundDeltaTable._transact, [], iter(range(3))
 
     def counted(*arguments: Any) -> list[Path]:
         combined.append(arguments)
         return combine(*arguments)
 
-    def meanwhile(sink: DeltaTable, *arguments: Any) -> bool:
+    def meanwhile(sink: BoundDeltaTable, *arguments: Any) -> bool:
         if next(others, None) is not None:
             deltalake.DeltaTable(sink.path).alter.set_table_description("by another writer")
         return transact(sink, *arguments)
 
     monkeypatch.setattr("tidegate.sinks.delta.combine", counted)
-    monkeypatch.setattr(DeltaTable, "_transact", meanwhile)
+    monkeypatch.setattr(BoundDeltaTable, "_transact", meanwhile)
     assert here.commit(staged) is CommitAnswer.COMMITTED
     assert len(combined) == 1
     assert here.shown() == expected(40)
@@ -251,7 +250,7 @@ class Kept(Staging):
         return SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages)
 
     def keep_up(self, *retained: int, generation: int = 1) -> Upkeep | None:
-        return self.sink.keep_up(self.place, generation, lambda: [self.manifest(each) for each in retained], Event())
+        return self.sink.keep_up(generation, lambda: [self.manifest(each) for each in retained], Event())
 
     def at(self, epoch: int) -> list[int]:
         (version,) = versions_of(self.sink.path, "orders", [self.manifest(epoch)])
@@ -265,18 +264,18 @@ def test_small_files_of_several_epochs_become_few_and_what_no_checkpoint_needs_i
     here = Kept(DeltaTable(tmp_path / "größe 50%+", "place", optimize="1h", vacuum="0s"), spark)
     for first in range(0, 60, 10):
         here.show(here.rows(first, 10, files=1))
-    before = here.sink.facts(here.place)
+    before = here.sink.facts()
     others = here.sink.path / "others.txt"
     others.write_text("of the user")
     fresh = here.sink.path / "just-written.parquet"
     fresh.write_bytes(b"by another writer, who is about to add it")
-    assert here.sink.upkeep_due_in_ms(here.place) == 0
+    assert here.sink.upkeep_due_in_ms() == 0
     done = here.keep_up(3, 6)
     assert done is not None
     assert (done.files_before, done.files_after) == (24, 4)
     assert here.active == 4
     assert here.shown() == expected(60)
-    assert here.sink.facts(here.place) == before
+    assert here.sink.facts() == before
     # Checkpoint 3 needs the files of three epochs, checkpoint 6 is shown by the newest version.
     assert done.deleted == 12 == len(here.files()) - 4 - 1
     assert here.at(3) == list(range(30))
@@ -286,7 +285,7 @@ def test_small_files_of_several_epochs_become_few_and_what_no_checkpoint_needs_i
     assert others.exists()
     assert fresh.exists()
     assert here.keep_up(3, 6) is None
-    assert here.sink.upkeep_due_in_ms(here.place) > 3_000_000
+    assert here.sink.upkeep_due_in_ms() > 3_000_000
     # What is shown later is compacted with what was, and nothing is shown twice.
     here.show(here.rows(60, 10, files=1))
     assert here.commit(list(here.sealed[7].files), epoch=7) is CommitAnswer.ALREADY
@@ -340,7 +339,7 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
     class Killed(BaseException):
         pass
 
-    transact = DeltaTable._transact
+    transact = BoundDeltaTable._transact
 
     def killed_before(*_: Any) -> bool:
         raise Killed
@@ -351,7 +350,7 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
 
     for kill in (killed_before, killed_after):
         with monkeypatch.context() as patched:
-            patched.setattr(DeltaTable, "_transact", kill)
+            patched.setattr(BoundDeltaTable, "_transact", kill)
             with pytest.raises(Killed):
                 here.keep_up()
         assert [n for n, _ in here.shown()] == list(range(5, 30))

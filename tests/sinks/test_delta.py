@@ -35,7 +35,7 @@ from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import statistics as sink_statistics
 from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import TableFile
 from tidegate.storage.parquet import read_footer
@@ -55,10 +55,12 @@ def schema(**columns: DataType) -> StructType:
 IDS = schema(id=LongType())
 
 
-def prepare(sink: DeltaTable, columns: StructType) -> None:
+def prepare(table: DeltaTable, columns: StructType, place: SinkPlace = PLACE) -> BoundDeltaTable:
     """As a pipeline does: checked, then created."""
-    sink.check_table(PLACE, columns, "append")
-    sink.prepare_table(PLACE, columns)
+    sink = table.bind(place)
+    sink.check_table(columns, "append")
+    sink.prepare_table(columns)
+    return sink
 
 
 class Table:
@@ -66,13 +68,12 @@ class Table:
 
     def __init__(self, folder: Path, columns: StructType = IDS, partition_by: Sequence[str] = ()) -> None:
         self.path = folder
-        self.sink = DeltaTable(folder, list(partition_by))
-        prepare(self.sink, columns)
+        self.sink = prepare(DeltaTable(folder, list(partition_by)), columns)
 
     def stage(
         self, batch: int, ids: Sequence[int], *, generation: int = 1, folder: str = "", **columns: Sequence[Any]
     ) -> StagedFile:
-        path = self.sink.staging_folder(PLACE, generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
+        path = self.sink.staging_folder(generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns}), path)
         return StagedFile(batch, str(path), path.stat().st_size, len(ids))
@@ -81,7 +82,7 @@ class Table:
         return sorted((self.path / "_tidegate").rglob("*.parquet"))
 
     def commit(self, epoch: int, files: Sequence[StagedFile], through: int, generation: int = 1) -> CommitAnswer:
-        return self.sink.commit(PLACE, permit(epoch, generation), Committable(through, tuple(files)))
+        return self.sink.commit(permit(epoch, generation), Committable(through, tuple(files)))
 
     def rows(self) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = deltalake.DeltaTable(self.path).to_pyarrow_table().to_pylist()
@@ -115,7 +116,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_it_is_a_sink(tmp_path: Path) -> None:
-    assert isinstance(DeltaTable(tmp_path), FileSink)
+    assert isinstance(DeltaTable(tmp_path).bind(PLACE), FileSink)
     assert str(tmp_path) in DeltaTable(tmp_path).describe()
 
 
@@ -131,7 +132,7 @@ def test_a_table_is_created_with_the_stages_columns(tmp_path: Path) -> None:
 def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
     columns = schema(id=LongType(), tags=ArrayType(StringType()))
     table = Table(tmp_path / "table", columns)
-    prepare(table.sink, columns)
+    prepare(table.sink.sink, columns)
     assert table.version() == 0
 
 
@@ -146,7 +147,7 @@ def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
 )
 def test_a_table_with_other_columns_is_refused_and_both_are_named(table: Table, other: StructType) -> None:
     with pytest.raises(SinkFailed, match=r"has the columns id long, but shop/orders writes .*; change the stage, or"):
-        prepare(table.sink, other)
+        prepare(table.sink.sink, other)
     assert table.version() == 0
 
 
@@ -198,7 +199,7 @@ def test_a_column_with_a_name_that_tidegate_needs_is_refused(tmp_path: Path) -> 
 def test_a_map_in_the_key_is_refused(tmp_path: Path) -> None:
     columns = schema(id=ArrayType(MapType(StringType(), StringType())))
     with pytest.raises(InvalidPipeline, match=r"cannot have the key 'id' of shop/orders.*maps"):
-        DeltaTable(tmp_path / "table", key="id").check_table(PLACE, columns, "update")
+        DeltaTable(tmp_path / "table", key="id").bind(PLACE).check_table(columns, "update")
 
 
 def test_a_path_that_goes_back_is_the_one_that_spark_stages_in(tmp_path: Path) -> None:
@@ -278,7 +279,7 @@ def test_a_table_that_would_forget_its_epochs_is_refused(table: Table, tmp_path:
 
 def test_records_of_epochs_tell_when_they_were_made(table: Table) -> None:
     before_ms = time.time_ns() // 1_000_000
-    table.sink.fence(PLACE, 1)
+    table.sink.fence(1)
     table.commit(1, [table.stage(0, [1])], through=0)
     records = [record for version in (1, 2) for record in table.logged(version, "txn")]
     assert {record["appId"].rpartition("/")[2] for record in records} >= {"fence", "epoch", "batch"}
@@ -317,7 +318,7 @@ def test_a_commit_that_is_refused_for_another_reason_is_no_conflict(
     with pytest.raises(SinkFailed, match=r"table cannot be written: the log is full$"):
         table.commit(1, [table.stage(0, [1])], through=0)
     with pytest.raises(SinkFailed, match=r"table cannot be written: the log is full$"):
-        table.sink.fence(PLACE, 2)
+        table.sink.fence(2)
 
 
 # -- committing -------------------------------------------------------------------------------------
@@ -342,7 +343,7 @@ def test_an_idle_pipeline_makes_no_versions_of_its_tables(table: Table) -> None:
     for epoch in range(2, 6):
         assert table.commit(epoch, [], through=epoch) is CommitAnswer.COMMITTED
     assert table.version() == 1
-    assert table.sink.facts(PLACE) == SinkFacts(1, 0, 1)
+    assert table.sink.facts() == SinkFacts(1, 0, 1)
 
 
 def test_an_epoch_that_has_nothing_new_makes_no_version(table: Table) -> None:
@@ -365,7 +366,7 @@ def test_rows_that_a_killed_run_has_shown_are_forced_to_the_disk_also_by_a_later
         return frozenset()
 
     monkeypatch.setattr("tidegate.sinks.delta.sync", note)
-    table.sink = DeltaTable(table.path)  # of the next run, which goes on from the second checkpoint
+    table.sink = DeltaTable(table.path).bind(PLACE)  # of the next run, which goes on from the second checkpoint
     assert table.commit(2, files, through=1) is CommitAnswer.COMMITTED
     assert table.path / "_delta_log" / f"{1:020d}.json" in forced
 
@@ -435,20 +436,20 @@ def test_an_epoch_in_which_the_stage_has_run_no_batch_hides_nothing(table: Table
 
 
 def test_a_table_that_is_gone_is_no_empty_table(tmp_path: Path) -> None:
-    lost = DeltaTable(tmp_path / "table")
+    lost = DeltaTable(tmp_path / "table").bind(PLACE)
     with pytest.raises(SinkFailed, match="is gone"):
-        lost.commit(PLACE, permit(1), Committable(0))
+        lost.commit(permit(1), Committable(0))
     assert not (tmp_path / "table").exists()
 
 
 def test_two_stages_may_write_one_table(table: Table) -> None:
     table.commit(1, [table.stage(0, [1])], through=0)
-    table.sink.check_table(RETURNS, IDS, "append")
-    path = table.sink.staging_folder(RETURNS, 1) / "part-0.parquet"
+    returns = prepare(table.sink.sink, IDS, RETURNS)
+    path = returns.staging_folder(1) / "part-0.parquet"
     path.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [2]}), path)
     theirs = Committable(0, (StagedFile(0, str(path), path.stat().st_size, 1),))
-    assert table.sink.commit(RETURNS, permit(1), theirs) is CommitAnswer.COMMITTED
+    assert returns.commit(permit(1), theirs) is CommitAnswer.COMMITTED
     assert table.ids() == [1, 2]
 
 
@@ -491,7 +492,7 @@ def test_of_two_that_commit_one_epoch_at_once_one_does(table: Table, monkeypatch
 
 
 def test_a_fence_that_comes_while_an_old_run_commits_stops_it(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    meanwhile(monkeypatch, lambda: table.sink.fence(PLACE, 2))
+    meanwhile(monkeypatch, lambda: table.sink.fence(2))
     with pytest.raises(Fenced, match="generation 2"):
         table.commit(1, [table.stage(0, [1])], through=0)
     assert table.rows() == []
@@ -509,7 +510,7 @@ def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
         table.commit(1, [table.stage(0, [1])], through=0)
     monkeypatch.undo()
     assert 1 not in table.ids()
-    assert table.sink.facts(PLACE) == SinkFacts(0, 0)
+    assert table.sink.facts() == SinkFacts(0, 0)
 
 
 def test_a_table_that_another_writer_gave_other_columns_is_refused(table: Table) -> None:
@@ -534,17 +535,17 @@ def test_a_table_that_another_writer_partitioned_is_refused(tmp_path: Path) -> N
 
 
 def test_a_table_that_is_not_there_knows_nothing(tmp_path: Path) -> None:
-    sink = DeltaTable(tmp_path / "table")
-    assert sink.facts(PLACE) == SinkFacts(0, 0)
-    sink.fence(PLACE, 3)
+    sink = DeltaTable(tmp_path / "table").bind(PLACE)
+    assert sink.facts() == SinkFacts(0, 0)
+    sink.fence(3)
     assert not (tmp_path / "table").exists()
 
 
 def test_facts_are_the_last_epoch_and_the_fence_of_this_owner(table: Table) -> None:
     table.commit(4, [table.stage(0, [1])], through=0)
-    table.sink.fence(PLACE, 3)
-    assert table.sink.facts(PLACE) == SinkFacts(4, 3, 1)
-    assert table.sink.facts(RETURNS) == SinkFacts(0, 0)
+    table.sink.fence(3)
+    assert table.sink.facts() == SinkFacts(4, 3, 1)
+    assert table.sink.sink.bind(RETURNS).facts() == SinkFacts(0, 0)
 
 
 def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> None:
@@ -552,13 +553,13 @@ def test_facts_outlive_a_checkpoint_and_a_vacuum_of_the_table(table: Table) -> N
     found = deltalake.DeltaTable(table.path)
     found.create_checkpoint()
     found.vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
-    assert table.sink.facts(PLACE) == SinkFacts(4, 0, 1)
+    assert table.sink.facts() == SinkFacts(4, 0, 1)
     assert table.ids() == [1]
 
 
 def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) -> None:
     files = [table.stage(0, [1])]
-    table.sink.fence(PLACE, 3)
+    table.sink.fence(3)
     with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
         table.commit(1, files, through=0, generation=2)
     with pytest.raises(Fenced, match=r"table.* was fenced by generation 3"):
@@ -569,12 +570,12 @@ def test_after_a_fence_an_older_generation_commits_nothing_more(table: Table) ->
 
 
 def test_a_fence_never_goes_back(table: Table) -> None:
-    table.sink.fence(PLACE, 3)
+    table.sink.fence(3)
     version = table.version()
-    table.sink.fence(PLACE, 3)
-    table.sink.fence(PLACE, 2)
+    table.sink.fence(3)
+    table.sink.fence(2)
     assert table.version() == version
-    assert table.sink.facts(PLACE).fence == 3
+    assert table.sink.facts().fence == 3
 
 
 # -- what a reader can skip by ----------------------------------------------------------------------
@@ -694,7 +695,7 @@ def test_what_a_dead_generation_staged_and_nothing_decided_is_never_shown(table:
     lost = table.stage(0, [1], generation=1)
     table.commit(1, [table.stage(0, [1], generation=2)], through=0, generation=2)
     assert table.ids() == [1]
-    table.sink.forget_staged(PLACE, before_generation=2)
+    table.sink.forget_staged(before_generation=2)
     assert not Path(lost.path).exists()
     assert table.ids() == [1]
 
@@ -702,14 +703,14 @@ def test_what_a_dead_generation_staged_and_nothing_decided_is_never_shown(table:
 def test_forgetting_keeps_this_generation_and_what_is_shown(table: Table) -> None:
     files = [table.stage(0, [generation], generation=generation) for generation in (1, 2, 3)]
     table.commit(1, files, through=0, generation=3)
-    table.sink.forget_staged(PLACE, before_generation=3)
+    table.sink.forget_staged(before_generation=3)
     assert [str(path) for path in table.staged()] == [files[2].path]
     assert table.ids() == [1, 2, 3]
 
 
 def test_forgetting_leaves_other_owners_alone_and_needs_no_folder(table: Table) -> None:
     table.stage(0, [1])
-    table.sink.forget_staged(RETURNS, before_generation=9)
+    table.sink.sink.bind(RETURNS).forget_staged(before_generation=9)
     assert len(table.staged()) == 1
 
 
@@ -763,15 +764,10 @@ class MergedWithoutSpark:
 class KeyedTable(Table):
     """A table with a key, whose merges the tests do without Spark."""
 
-    place = SinkPlace("shop", "orders", Path("unused"), cast("SparkSession", object()))
-
     def __init__(self, folder: Path, columns: StructType) -> None:
         self.path = folder
-        self.sink = DeltaTable(folder, key="id")
-        prepare(self.sink, columns)
-
-    def commit(self, epoch: int, files: Sequence[StagedFile], through: int, generation: int = 1) -> CommitAnswer:
-        return self.sink.commit(self.place, permit(epoch, generation), Committable(through, tuple(files)))
+        place = SinkPlace("shop", "orders", Path("unused"), cast("SparkSession", object()))
+        self.sink = prepare(DeltaTable(folder, key="id"), columns, place)
 
     def on_disk(self) -> set[str]:
         return {path.name for path in self.path.glob("*.parquet")}
@@ -794,15 +790,15 @@ class Landed(Exception):
 
 def lose_the_answer(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Once, right after a transaction was made."""
-    transact = DeltaTable._transact
+    transact = BoundDeltaTable._transact
 
     def lost(*arguments: Any) -> bool:
-        monkeypatch.setattr(DeltaTable, "_transact", transact)
+        monkeypatch.setattr(BoundDeltaTable, "_transact", transact)
         made = transact(*arguments)
         then()
         return made
 
-    monkeypatch.setattr(DeltaTable, "_transact", lost)
+    monkeypatch.setattr(BoundDeltaTable, "_transact", lost)
 
 
 def test_what_a_commit_showed_whose_answer_was_lost_stays_for_readers_of_its_version(
@@ -838,21 +834,21 @@ def test_an_old_run_that_wakes_up_leaves_a_newer_runs_attempt_alone(
 
     def the_newer_run_attempts() -> None:
         """It has linked its files, and is about to make its transaction when the old run goes on."""
-        transact = DeltaTable._transact
+        transact = BoundDeltaTable._transact
 
         def pause(*arguments: Any) -> None:
             attempted.append(arguments)
-            monkeypatch.setattr(DeltaTable, "_transact", transact)
+            monkeypatch.setattr(BoundDeltaTable, "_transact", transact)
             raise Landed
 
-        monkeypatch.setattr(DeltaTable, "_transact", pause)
+        monkeypatch.setattr(BoundDeltaTable, "_transact", pause)
         with pytest.raises(Landed):
             keyed.commit(2, [first, second], through=1, generation=2)
 
     attempted: list[tuple[Any, ...]] = []
     lose_the_answer(monkeypatch, the_newer_run_attempts)
     assert keyed.commit(1, [first], through=0) is CommitAnswer.COMMITTED
-    DeltaTable._transact(*attempted[0])
+    BoundDeltaTable._transact(*attempted[0])
     assert keyed.ids() == [1, 2]
 
 
@@ -865,7 +861,7 @@ def test_what_attempts_in_vain_have_linked_is_removed_by_the_commit_that_follows
     first, second = keyed.stage(0, [1], name=["a"]), keyed.stage(1, [2], name=["b"])
     for epoch, generation in ((1, 1), (2, 1), (2, 2)):
         with monkeypatch.context() as killed:
-            killed.setattr(DeltaTable, "_transact", die)
+            killed.setattr(BoundDeltaTable, "_transact", die)
             with pytest.raises(KeyboardInterrupt):
                 keyed.commit(epoch, [first, second][:epoch], through=epoch - 1, generation=generation)
     assert len(keyed.on_disk()) == 3

@@ -158,20 +158,19 @@ def rows_of(file: int) -> list[tuple[Any, ...]]:
 
 def make_table(path: Path, spark: SparkSession, target: str | None = None, parts: int = 1) -> deltalake.DeltaTable:
     """As a pipeline does: files of Spark's, added by a commit; in so many parts of each."""
-    sink = DeltaTable(path, "place", target_file_size=target)
-    place = SinkPlace("shop", "orders", path / "unused", spark)
-    sink.check_table(place, SCHEMA, "append")
-    sink.prepare_table(place, SCHEMA)
+    sink = DeltaTable(path, "place", target_file_size=target).bind(SinkPlace("shop", "orders", path / "unused", spark))
+    sink.check_table(SCHEMA, "append")
+    sink.prepare_table(SCHEMA)
     session = StageSessions(spark).of_stages
     staged = []
     for file in range(FILES):
-        folder = sink.staging_folder(place, 1) / str(file)
+        folder = sink.staging_folder(1) / str(file)
         written = session.createDataFrame(rows_of(file), SCHEMA).repartition(parts).write
         written.partitionBy("place").parquet(str(folder))
         found = sorted(folder.rglob("*.parquet"))
         assert len(found) <= parts
         staged += [StagedFile(file, str(each), each.stat().st_size, count_rows(each)) for each in found]
-    sink.commit(place, permit(1), Committable(FILES - 1, tuple(staged)))
+    sink.commit(permit(1), Committable(FILES - 1, tuple(staged)))
     return deltalake.DeltaTable(path)
 
 

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.protocol.search import Step, search, steps
 from tidegate.errors import Fenced, SinkFailed, TablePutBack
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
 from tidegate.sinks.reading import versions_of
 from tidegate.sinks.scan import TableFile
 from tidegate.sinks.staging import refuse_put_back
@@ -62,13 +62,13 @@ class Killed(Exception):
     """In the middle of something."""
 
 
-class KeptTable(DeltaTable):
+class KeptTable(BoundDeltaTable):
     """Its files are written again by Arrow. `ends` says how a pass of upkeep does."""
 
     ends = "well"
 
-    def __init__(self, path: Path, vacuum: str | None = "0s") -> None:
-        super().__init__(path, target_file_size="8KB", optimize="1h", vacuum=vacuum)
+    def __init__(self, path: Path, place: SinkPlace, vacuum: str | None = "0s") -> None:
+        super().__init__(DeltaTable(path, target_file_size="8KB", optimize="1h", vacuum=vacuum), place)
 
     def _rewriting(
         self, session: Any, table: deltalake.DeltaTable, folder: Path
@@ -79,7 +79,7 @@ class KeptTable(DeltaTable):
             parquet.write_table(parquet.read_table([self.path / file.path for file in files]), target)
             if self.ends == "in vain":
                 place = SinkPlace("shop", "returns", folder, session, fsync=False)
-                KeptTable(self.path, vacuum=None).keep_up(place, 1, list, threading.Event())
+                KeptTable(self.path, place, vacuum=None).keep_up(1, list, threading.Event())
             return Rewritten(files, [target])
 
         return rewritten
@@ -107,9 +107,9 @@ class HealthyTable(RuleBasedStateMachine):
         self.overtaken: list[tuple[SinkRun, deque[tuple[int, Committable]]]] = []
         self.others: Counter[Row] = Counter()
         self.run = self.started(None)
-        self.other = SinkRun(DeltaTable(self.path), self.place("returns"), 1)
-        self.other.sink.check_table(self.other.place, columns(), "append")
-        self.other.sink.claim(self.other.place)
+        self.other = SinkRun(DeltaTable(self.path).bind(self.place("returns")), 1)
+        self.other.sink.check_table(columns(), "append")
+        self.other.sink.claim()
 
     def teardown(self) -> None:
         """In the end all that was decided is shown."""
@@ -130,17 +130,17 @@ class HealthyTable(RuleBasedStateMachine):
     def started(self, restored: Committable | None) -> SinkRun:
         """As a run opens: the table is checked against the checkpoint, and claimed."""
         self.generation += 1
-        sink, place = KeptTable(self.path), self.place("orders")
-        sink.check_table(place, columns(), "append")
-        facts = sink.facts(place)
+        sink = KeptTable(self.path, self.place("orders"))
+        sink.check_table(columns(), "append")
+        facts = sink.facts()
         if restored is None:
-            sink.prepare_table(place, columns())
+            sink.prepare_table(columns())
         else:
-            refuse_put_back("the table", place, facts.committed_epoch, facts.next_batch, restored)
-        sink.claim(place)
+            refuse_put_back("the table", sink.place, facts.committed_epoch, facts.next_batch, restored)
+        sink.claim()
         next_batch = 0 if restored is None else restored.through_batch + 1
         self.batches = {batch: rows for batch, rows in self.batches.items() if batch < next_batch}
-        return SinkRun(sink, place, self.generation, restored, next_batch)
+        return SinkRun(sink, self.generation, restored, next_batch)
 
     def shown(self, version: int | None = None) -> Counter[Row]:
         found = deltalake.DeltaTable(self.path, version=version).to_pyarrow_table().to_pylist()
@@ -186,7 +186,7 @@ class HealthyTable(RuleBasedStateMachine):
             self.run.on_visible(sealed)
 
     def the_last_commit_comes_again(self) -> None:
-        facts = self.run.sink.facts(self.run.place)
+        facts = self.run.sink.facts()
         for epoch, sealed in self.decided:
             if epoch == facts.committed_epoch:
                 assert self.run.commit(epoch, sealed) is CommitAnswer.ALREADY
@@ -198,11 +198,11 @@ class HealthyTable(RuleBasedStateMachine):
 
     def the_newest_checkpoint_is_damaged(self) -> None:
         """One before it is restored, if the table shows nothing that comes after that."""
-        facts = self.run.sink.facts(self.run.place)
+        facts = self.run.sink.facts()
         if len(self.decided) < 2 or facts.committed_epoch > self.decided[-2][0]:
             return
         self.decided.pop()
-        self.run.sink.fence(self.run.place, self.generation + 1)
+        self.run.sink.fence(self.generation + 1)
         self.the_run_is_killed_and_restored()
 
     def an_old_run_wakes_up(self) -> None:
@@ -220,7 +220,7 @@ class HealthyTable(RuleBasedStateMachine):
 
     def what_older_runs_staged_is_forgotten(self) -> None:
         if not self.pending:  # not before all that was decided is visible
-            self.run.sink.forget_staged(self.run.place, self.generation)
+            self.run.sink.forget_staged(self.generation)
 
     def another_sink_commits(self) -> None:
         rows = self.new_rows(1)
@@ -253,7 +253,7 @@ class HealthyTable(RuleBasedStateMachine):
         assert isinstance(sink, KeptTable)
         sink.ends = ends
         with suppress(Killed):
-            sink.keep_up(self.run.place, self.generation, lambda: retained, threading.Event())
+            sink.keep_up(self.generation, lambda: retained, threading.Event())
         sink.ends = "well"
         assert [self.shown_at(each) for each in retained] == before
 
@@ -278,7 +278,7 @@ class HealthyTable(RuleBasedStateMachine):
         assert max(shown.values(), default=0) <= 1
         through = self.decided[-1][1].through_batch if self.decided else -1
         assert shown.keys() <= {row for batch, rows in self.batches.items() if batch <= through for row in rows}
-        facts = self.run.sink.facts(self.run.place)
+        facts = self.run.sink.facts()
         rows = {row for batch, rows in self.batches.items() if batch < facts.next_batch for row in rows}
         assert shown.keys() == rows
 

@@ -38,6 +38,7 @@ from tidegate.sinks.contract import (
     Committable,
     FileSink,
     RowSink,
+    Sink,
     SinkPlace,
     Staged,
     StagedBatch,
@@ -89,29 +90,29 @@ PLAIN = {
 class Table:
     """A table, its sink, and what a pipeline would do with them."""
 
-    def __init__(self, sink: Any, spark: SparkSession, folder: Path, dsn: str) -> None:
+    def __init__(self, described: Sink, spark: SparkSession, folder: Path, dsn: str) -> None:
+        sink: Any = described.bind(SinkPlace("shop", "orders", folder / "unused", spark))
         self.sink = sink
         self._spark = spark
         self._dsn = dsn
-        self._place = SinkPlace("shop", "orders", folder / "unused", spark)
         self._batch = -1
         self._staged: list[Staged] = []
-        sink.check_table(self._place, SCHEMA, "append")
-        sink.prepare_table(self._place, SCHEMA)
+        sink.check_table(SCHEMA, "append")
+        sink.prepare_table(SCHEMA)
         if isinstance(sink, RowSink):
             with psycopg.connect(dsn) as connection:  # a database may order strings in a way of its own
                 connection.execute('ALTER TABLE "newest of all" ALTER COLUMN text TYPE text COLLATE "und-x-icu"')
-            sink.open_staging(self._place, 1, SCHEMA)
+            sink.open_staging(1, SCHEMA)
 
     def stage(self, rows: Sequence[dict[str, Any]]) -> None:
         self._batch += 1
         given = [tuple({**PLAIN, **row}[name] for name in SCHEMA.names) for row in rows]
         frame = self._spark.createDataFrame(given, SCHEMA)
         if isinstance(self.sink, RowSink):
-            self._staged.append(StagedBatch(self._batch, 1, self.sink.stage(self._place, 1, self._batch, frame)))
+            self._staged.append(StagedBatch(self._batch, 1, self.sink.stage(1, self._batch, frame)))
             return
         assert isinstance(self.sink, FileSink)
-        folder = self.sink.staging_folder(self._place, 1) / str(self._batch)
+        folder = self.sink.staging_folder(1) / str(self._batch)
         frame.repartition(2).write.parquet(str(folder))
         for path in folder.glob("*.parquet"):
             rows_there = self._spark.read.parquet(str(path)).count()
@@ -123,10 +124,10 @@ class Table:
         return Committable(self._batch, files, batches)
 
     def check(self) -> None:
-        self.sink.check_commit(self._place, self.sealed())
+        self.sink.check_commit(self.sealed())
 
     def commit(self, epoch: int) -> CommitAnswer:
-        answer: CommitAnswer = self.sink.commit(self._place, permit(epoch), self.sealed())
+        answer: CommitAnswer = self.sink.commit(permit(epoch), self.sealed())
         return answer
 
     def forget(self) -> None:
@@ -147,7 +148,7 @@ class Table:
 
     @property
     def epoch(self) -> int:
-        epoch: int = self.sink.facts(self._place).committed_epoch
+        epoch: int = self.sink.facts().committed_epoch
         return epoch
 
     def notes(self) -> dict[int, str]:
@@ -272,4 +273,4 @@ def test_a_column_that_rows_cannot_be_ordered_by_is_refused(options: dict[str, A
     place = SinkPlace("shop", "orders", tmp_path / "unused")
     for sink in (tg.DeltaTable(tmp_path / "table", **options), tg.PostgresTable("table", **options)):
         with pytest.raises(InvalidPipeline, match=why):
-            sink.check_table(place, SCHEMA, "append")
+            sink.bind(place).check_table(SCHEMA, "append")

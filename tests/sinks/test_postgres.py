@@ -52,6 +52,7 @@ from tidegate.errors import (
 )
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
+from tidegate.sinks.postgres import BoundPostgresTable
 from tidegate.sinks.postgres_connection import scrubbed
 from tidegate.sinks.postgres_copy import copier
 from tidegate.testing.sinks import SinkRun, columns, permit
@@ -77,15 +78,19 @@ def rows_of(server: PostgresServer, query: str) -> Counter[tuple[Any, ...]]:
         return Counter(connection.execute(query.encode()).fetchall())
 
 
-def place(tmp_path: Path, session: SparkSession | None = None) -> SinkPlace:
-    return SinkPlace("shop", "orders", tmp_path / "sink", session)
+def place(session: SparkSession | None = None, root: str = "") -> SinkPlace:
+    return SinkPlace("shop", "orders", Path("unused"), session, root)
+
+
+def bound(name: str, dsn: str, session: SparkSession | None = None, **options: Any) -> BoundPostgresTable:
+    return tg.PostgresTable(name, dsn, **options).bind(place(session))
 
 
 # -- the table ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.spark
-def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession, tmp_path: Path) -> None:
+def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession) -> None:
     names = "b boolean, y byte, s short, i int, l long, f float, d double, t string, n decimal(20,4), x binary,"
     schema = (
         names + " day date, at timestamp, local timestamp_ntz, tags array<string>, `more``s.` struct<a:int,b:string>"
@@ -98,14 +103,13 @@ def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession
         (False, 0, 0, 0, 0, float("nan"), float("-inf"), "", Decimal(0), b"", date(1, 1, 1), None, None, [], None),
     ]
     frame = spark.createDataFrame(rows, schema)
-    sink = tg.PostgresTable("all_types", server.dsn)
-    here = place(tmp_path, spark)
-    sink.check_table(here, frame.schema, "append")
-    sink.prepare_table(here, frame.schema)
-    sink.check_table(here, frame.schema, "append")  # what it created fits
-    sink.open_staging(here, 1, frame.schema)
-    assert sink.stage(here, 1, 0, frame) == 3
-    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
+    sink = bound("all_types", server.dsn, spark)
+    sink.check_table(frame.schema, "append")
+    sink.prepare_table(frame.schema)
+    sink.check_table(frame.schema, "append")  # what it created fits
+    sink.open_staging(1, frame.schema)
+    assert sink.stage(1, 0, frame) == 3
+    sink.commit(permit(1), Committable(0, (), (StagedBatch(0, 1, 3),)))
     with psycopg.connect(server.dsn) as connection:
         found = connection.execute("SELECT * FROM all_types ORDER BY l NULLS LAST").fetchall()
     assert found[1] == (*full, moment, moment.replace(tzinfo=None), ["x", "y"], {"a": 1, "b": None})
@@ -116,7 +120,7 @@ def test_every_type_arrives_as_it_is(server: PostgresServer, spark: SparkSession
 
 @pytest.mark.spark
 def test_nested_values_arrive_to_the_microsecond_whatever_the_session_says(
-    server: PostgresServer, spark: SparkSession, tmp_path: Path
+    server: PostgresServer, spark: SparkSession
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.session.timeZone", "America/New_York")
@@ -130,11 +134,11 @@ def test_nested_values_arrive_to_the_microsecond_whatever_the_session_says(
         f"SELECT id, named_struct({fields}) AS s, array(at, null) AS a, map(id, at, -1, null) AS m"
         f" FROM VALUES {rows} AS t (id, at, here, day)"
     )
-    sink, here = tg.PostgresTable("nested", server.dsn), place(tmp_path, session)
-    sink.check_table(here, frame.schema, "append")
-    sink.prepare_table(here, frame.schema)
-    sink.open_staging(here, 1, frame.schema)
-    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(here, 1, 0, frame)),)))
+    sink = bound("nested", server.dsn, session)
+    sink.check_table(frame.schema, "append")
+    sink.prepare_table(frame.schema)
+    sink.open_staging(1, frame.schema)
+    sink.commit(permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(1, 0, frame)),)))
     with psycopg.connect(server.dsn) as connection:
         found = connection.execute("SELECT s, a, m FROM nested ORDER BY id").fetchall()
     for number, (day, row) in enumerate(zip(moments, found, strict=True)):
@@ -144,14 +148,12 @@ def test_nested_values_arrive_to_the_microsecond_whatever_the_session_says(
 
 
 @pytest.mark.spark
-def test_nested_moments_that_are_a_microsecond_apart_are_two_keys(
-    server: PostgresServer, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_nested_moments_that_are_a_microsecond_apart_are_two_keys(server: PostgresServer, spark: SparkSession) -> None:
     frame = spark.range(51).selectExpr("named_struct('at', timestamp_micros(id)) AS k", "array(id) AS value")
-    sink, here = tg.PostgresTable("keyed", server.dsn, key="k"), place(tmp_path, spark)
-    sink.prepare_table(here, frame.schema)
-    sink.open_staging(here, 1, frame.schema)
-    sink.commit(here, permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(here, 1, 0, frame)),)))
+    sink = bound("keyed", server.dsn, spark, key="k")
+    sink.prepare_table(frame.schema)
+    sink.open_staging(1, frame.schema)
+    sink.commit(permit(1), Committable(0, (), (StagedBatch(0, 1, sink.stage(1, 0, frame)),)))
     assert rows_of(server, "SELECT count(*) FROM keyed") == Counter([(51,)])
 
 
@@ -168,46 +170,43 @@ def test_nested_moments_that_are_a_microsecond_apart_are_two_keys(
         (VariantType(), "; cast it"),
     ],
 )
-def test_a_nested_value_that_json_would_garble_is_refused(
-    server: PostgresServer, tmp_path: Path, kind: DataType, why: str
-) -> None:
+def test_a_nested_value_that_json_would_garble_is_refused(server: PostgresServer, kind: DataType, why: str) -> None:
     written = StructType([StructField("id", LongType()), StructField("c", kind)])
     with pytest.raises(InvalidPipeline, match=f"column 'c' is .* which PostgreSQL table public.t cannot hold.*{why}"):
-        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), written, "append")
+        bound("t", server.dsn).check_table(written, "append")
 
 
 @pytest.mark.spark
 def test_a_session_by_which_former_days_in_nested_values_become_others_is_refused(
-    server: PostgresServer, spark: SparkSession, tmp_path: Path
+    server: PostgresServer, spark: SparkSession
 ) -> None:
     session = spark.newSession()
     session.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
-    here, sink = place(tmp_path, session), tg.PostgresTable("t", server.dsn)
+    sink = bound("t", server.dsn, session)
     days = StructType([StructField("days", ArrayType(DateType()))])
     with pytest.raises(InvalidPipeline, match=r"set spark\.sql\.legacy\.timeParserPolicy to CORRECTED"):
-        sink.check_table(here, days, "append")
-    assert not sink.check_table(place(tmp_path, spark), days, "append")
-    assert not sink.check_table(here, StructType([StructField("day", DateType())]), "append")
+        sink.check_table(days, "append")
+    assert not bound("t", server.dsn, spark).check_table(days, "append")
+    assert not sink.check_table(StructType([StructField("day", DateType())]), "append")
 
 
-def test_a_table_of_other_columns_or_without_the_key_is_refused(server: PostgresServer, tmp_path: Path) -> None:
+def test_a_table_of_other_columns_or_without_the_key_is_refused(server: PostgresServer) -> None:
     with psycopg.connect(server.dsn) as connection:
         connection.execute("CREATE TABLE other (id text)")
         connection.execute("CREATE TABLE keyless (id bigint, value text)")
         connection.execute("CREATE TABLE keyed (id bigint NOT NULL UNIQUE, value text)")
-    here = place(tmp_path)
     with pytest.raises(SinkFailed, match=r"has the columns id text, but shop/orders writes id bigint, value text"):
-        tg.PostgresTable("other", server.dsn).check_table(here, columns(), "append")
+        bound("other", server.dsn).check_table(columns(), "append")
     with pytest.raises(SinkFailed, match=r"no primary key or unique index on \(id\)"):
-        tg.PostgresTable("keyless", server.dsn, key="id").check_table(here, columns(), "update")
-    tg.PostgresTable("keyed", server.dsn, key="id").check_table(here, columns(), "update")
+        bound("keyless", server.dsn, key="id").check_table(columns(), "update")
+    bound("keyed", server.dsn, key="id").check_table(columns(), "update")
     with pytest.raises(InvalidPipeline, match="'complete'"):
-        tg.PostgresTable("keyless", server.dsn).check_table(here, columns(), "complete")
+        bound("keyless", server.dsn).check_table(columns(), "complete")
     with pytest.raises(InvalidPipeline, match="has the key 'nope'"):
-        tg.PostgresTable("keyed", server.dsn, key="nope").check_table(here, columns(), "update")
+        bound("keyed", server.dsn, key="nope").check_table(columns(), "update")
     reserved = StructType([StructField("id", LongType()), StructField("tidegate_batch", StringType())])
     with pytest.raises(InvalidPipeline, match="a name that Tidegate needs"):
-        tg.PostgresTable("new", server.dsn).check_table(here, reserved, "append")
+        bound("new", server.dsn).check_table(reserved, "append")
 
 
 @pytest.mark.parametrize(
@@ -219,24 +218,22 @@ def test_a_table_of_other_columns_or_without_the_key_is_refused(server: Postgres
         ("bigint DEFAULT 7", True),
     ],
 )
-def test_a_column_that_takes_no_value_from_outside_is_refused(
-    server: PostgresServer, tmp_path: Path, column: str, fits: bool
-) -> None:
+def test_a_column_that_takes_no_value_from_outside_is_refused(server: PostgresServer, column: str, fits: bool) -> None:
     with psycopg.connect(server.dsn) as connection:
         connection.execute(f"CREATE TABLE t (id {column}, value text)".encode())
-    sink = tg.PostgresTable("t", server.dsn)
+    sink = bound("t", server.dsn)
     if fits:
-        assert sink.check_table(place(tmp_path), columns(), "append")
+        assert sink.check_table(columns(), "append")
     else:
         with pytest.raises(SinkFailed, match=r"makes the values of 'id' itself \(GENERATED ALWAYS\)"):
-            sink.check_table(place(tmp_path), columns(), "append")
+            sink.check_table(columns(), "append")
 
 
-class Slow(tg.PostgresTable):
+class Slow(BoundPostgresTable):
     """Its transactions end when they may."""
 
     def __init__(self, table: str, dsn: str) -> None:
-        super().__init__(table, dsn)
+        super().__init__(tg.PostgresTable(table, dsn), place())
         self.is_about_to_end, self.may_end = threading.Event(), threading.Event()
 
     @contextmanager
@@ -248,14 +245,14 @@ class Slow(tg.PostgresTable):
 
 
 def test_pipelines_that_start_together_in_a_new_schema_create_its_tables_one_after_the_other(
-    server: PostgresServer, tmp_path: Path
+    server: PostgresServer,
 ) -> None:
     slow = Slow("first", server.dsn)
     with ThreadPoolExecutor(2) as threads:
         try:
-            first = threads.submit(slow.prepare_table, place(tmp_path), columns())
+            first = threads.submit(slow.prepare_table, columns())
             assert slow.is_about_to_end.wait(20)
-            second = threads.submit(tg.PostgresTable("second", server.dsn).prepare_table, place(tmp_path), columns())
+            second = threads.submit(bound("second", server.dsn).prepare_table, columns())
             waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
             deadline = time.monotonic() + 20
             while rows_of(server, waiting) != Counter([(1,)]):
@@ -282,70 +279,67 @@ def test_pipelines_that_start_together_in_a_new_schema_create_its_tables_one_aft
         ("CREATE UNIQUE INDEX ON t (id) INCLUDE (value)", True),
     ],
 )
-def test_a_key_needs_an_index_by_which_every_row_is_found(
-    server: PostgresServer, tmp_path: Path, made: str, fits: bool
-) -> None:
+def test_a_key_needs_an_index_by_which_every_row_is_found(server: PostgresServer, made: str, fits: bool) -> None:
     with psycopg.connect(server.dsn) as connection:
         connection.execute("CREATE TABLE t (id bigint NOT NULL, value text)")
         connection.execute(made.encode())
-    sink = tg.PostgresTable("t", server.dsn, key="id")
+    sink = bound("t", server.dsn, key="id")
     if fits:
-        assert sink.check_table(place(tmp_path), columns(), "update")
+        assert sink.check_table(columns(), "update")
     else:
         with pytest.raises(SinkFailed, match=r"no primary key or unique index on \(id\).*NOT NULL"):
-            sink.check_table(place(tmp_path), columns(), "update")
+            sink.check_table(columns(), "update")
 
 
-def test_names_that_the_server_would_cut_off_are_refused(server: PostgresServer, tmp_path: Path) -> None:
+def test_names_that_the_server_would_cut_off_are_refused(server: PostgresServer) -> None:
     long = StructType([StructField("ä" * 32, LongType())])
     with pytest.raises(InvalidPipeline, match=r"would cut 'ä+' off at 63 bytes"):
-        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), long, "append")
+        bound("t", server.dsn).check_table(long, "append")
     with pytest.raises(InvalidPipeline, match=r"would cut 't+' off at 63 bytes"):
-        tg.PostgresTable("t" * 64, server.dsn).check_table(place(tmp_path), columns(), "append")
+        bound("t" * 64, server.dsn).check_table(columns(), "append")
 
 
 class Staged:
     """A table, and what an executor does for it, without Spark."""
 
-    def __init__(self, server: PostgresServer, folder: Path, name: str, kinds: StructType, key: str = "") -> None:
-        self.sink = tg.PostgresTable(name, server.dsn, key=[key] if key else [])
+    def __init__(self, server: PostgresServer, name: str, kinds: StructType, key: str = "") -> None:
+        self.sink = bound(name, server.dsn, key=[key] if key else [])
         self.server = server
-        self.place = place(folder)
-        self.sink.check_table(self.place, kinds, "update")
-        self.sink.prepare_table(self.place, kinds)
-        self.sink.open_staging(self.place, 1, kinds)
-        self.staging = self.sink._staging(self.place, 1)
+        self.sink.check_table(kinds, "update")
+        self.sink.prepare_table(kinds)
+        self.sink.open_staging(1, kinds)
+        self.staging = self.sink._staging(1)
 
     def stage(self, rows: Any) -> int:
-        copy = copier(self.sink._server(), "public", self.staging, 0, tuple(rows.column_names))
+        copy = copier(self.sink.sink.server(), "public", self.staging, 0, tuple(rows.column_names))
         return sum(each.column(0)[0].as_py() for each in copy(iter(rows.to_batches())))
 
     def commit(self, rows: int) -> CommitAnswer:
-        return self.sink.commit(self.place, permit(1), Committable(0, (), (StagedBatch(0, 1, rows),)))
+        return self.sink.commit(permit(1), Committable(0, (), (StagedBatch(0, 1, rows),)))
 
 
 @pytest.mark.parametrize("key", ["", "100%s"])
-def test_a_percent_sign_in_a_name_is_no_placeholder(server: PostgresServer, tmp_path: Path, key: str) -> None:
+def test_a_percent_sign_in_a_name_is_no_placeholder(server: PostgresServer, key: str) -> None:
     kinds = StructType([StructField("100%s", LongType()), StructField("5%", StringType())])
-    table = Staged(server, tmp_path, "sales 5%", kinds, key)
+    table = Staged(server, "sales 5%", kinds, key)
     assert table.commit(table.stage(pyarrow.table({"100%s": [1], "5%": ["a"]}))) is CommitAnswer.COMMITTED
-    table.sink.fence(table.place, 2)
-    assert table.sink.facts(table.place) == SinkFacts(1, 2, 1)
+    table.sink.fence(2)
+    assert table.sink.facts() == SinkFacts(1, 2, 1)
     assert rows_of(server, 'SELECT * FROM "sales 5%"') == Counter([(1, "a")])
 
 
-def test_moments_of_former_times_arrive_to_the_second(server: PostgresServer, tmp_path: Path) -> None:
+def test_moments_of_former_times_arrive_to_the_second(server: PostgresServer) -> None:
     """Berlin was 53 minutes and 28 seconds ahead."""
-    table = Staged(server, tmp_path, "moments", StructType([StructField("at", TimestampType())]))
+    table = Staged(server, "moments", StructType([StructField("at", TimestampType())]))
     moments = [datetime(1850, 1, 1, 0, 0, 1, tzinfo=UTC), datetime(2026, 7, 1, tzinfo=UTC), None]
     at = pyarrow.array(moments, pyarrow.timestamp("us", "Europe/Berlin"))
     table.commit(table.stage(pyarrow.table({"at": at})))
     assert rows_of(server, "SELECT at FROM moments") == Counter((each,) for each in moments)
 
 
-def test_a_year_that_would_arrive_as_another_is_refused(server: PostgresServer, tmp_path: Path) -> None:
+def test_a_year_that_would_arrive_as_another_is_refused(server: PostgresServer) -> None:
     kinds = StructType([StructField("at", TimestampType()), StructField("day", DateType())])
-    table = Staged(server, tmp_path, "years", kinds)
+    table = Staged(server, "years", kinds)
     first, last = -719_162, 11_248_737
 
     def rows(day: int) -> Any:
@@ -361,15 +355,15 @@ def test_a_year_that_would_arrive_as_another_is_refused(server: PostgresServer, 
                 table.stage(rows(day).select([name]))
 
 
-def test_rows_that_were_staged_and_are_not_there_are_missed(server: PostgresServer, tmp_path: Path) -> None:
-    table = Staged(server, tmp_path, "missing", columns())
+def test_rows_that_were_staged_and_are_not_there_are_missed(server: PostgresServer) -> None:
+    table = Staged(server, "missing", columns())
     staged = table.stage(pyarrow.table({"id": [1, 2, 3], "value": ["a", "b", "c"]}))
     with psycopg.connect(server.dsn) as connection:
         connection.execute(f"DELETE FROM {table.staging} WHERE id = 2".encode())
     with pytest.raises(SinkFailed, match=r"missing: 3 rows were staged in .*, but 2 are there"):
         table.commit(staged)
     assert rows_of(server, "SELECT * FROM missing") == Counter()
-    assert table.sink.facts(table.place) == SinkFacts(0, 0)
+    assert table.sink.facts() == SinkFacts(0, 0)
 
 
 def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
@@ -380,18 +374,17 @@ def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
 
 
 def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
-    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
-    sink = tg.PostgresTable("locked", server.dsn)
-    here = place(tmp_path)
-    sink.prepare_table(here, columns())
-    sink.commit(here, permit(1), Committable(0))
+    sink = bound("locked", server.dsn)
+    sink.prepare_table(columns())
+    sink.commit(permit(1), Committable(0))
     with psycopg.connect(server.dsn) as hanging:
         hanging.execute("SELECT * FROM tidegate_epochs FOR UPDATE")
         with pytest.raises(SinkFailed, match="perhaps of an old run that hangs"):
-            sink.commit(here, permit(2), Committable(1))
-    assert sink.commit(here, permit(2), Committable(1)) is CommitAnswer.COMMITTED
+            sink.commit(permit(2), Committable(1))
+    assert sink.commit(permit(2), Committable(1)) is CommitAnswer.COMMITTED
 
 
 # -- a server that crashes ----------------------------------------------------------------------------
@@ -418,22 +411,22 @@ def lazy(server: PostgresServer) -> Iterator[None]:
 
 
 def test_what_was_staged_and_committed_survives_a_crash_of_a_server_that_is_set_to_lose_it(
-    server: PostgresServer, tmp_path: Path
+    server: PostgresServer,
 ) -> None:
     with lazy(server):
-        table = Staged(server, tmp_path, "kept", columns())
+        table = Staged(server, "kept", columns())
         staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
         server.crash()
         server.start()
         assert table.commit(staged) is CommitAnswer.COMMITTED
         server.crash()
         server.start()
-        assert table.sink.facts(table.place) == SinkFacts(1, 0, next_batch=1)
+        assert table.sink.facts() == SinkFacts(1, 0, next_batch=1)
         assert rows_of(server, "SELECT * FROM kept") == Counter([(1, "a")])
-        table.sink.fence(table.place, 7)
+        table.sink.fence(7)
         server.crash()
         server.start()
-        assert table.sink.facts(table.place) == SinkFacts(1, 7, next_batch=1)
+        assert table.sink.facts() == SinkFacts(1, 7, next_batch=1)
 
 
 @pytest.mark.parametrize(
@@ -443,7 +436,7 @@ def test_what_was_staged_and_committed_survives_a_crash_of_a_server_that_is_set_
 def test_a_commit_is_never_less_durable_than_the_server_is_told_to_make_it(
     server: PostgresServer, setting: str, wanted: str
 ) -> None:
-    sink = tg.PostgresTable("kept", f"{server.dsn} options='-c synchronous_commit={setting}'")
+    sink = bound("kept", f"{server.dsn} options='-c synchronous_commit={setting}'")
     with sink._connected() as connection:
         assert connection.execute("SHOW synchronous_commit").fetchone() == (wanted,)
 
@@ -459,14 +452,14 @@ def test_a_commit_is_never_less_durable_than_the_server_is_told_to_make_it(
         ],
     ],
 )
-def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, tmp_path: Path, made: list[str]) -> None:
+def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, made: list[str]) -> None:
     with psycopg.connect(server.dsn) as connection:
         for command in made:
             connection.execute(command.encode())
     with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
-        tg.PostgresTable("t", server.dsn).check_table(place(tmp_path), columns(), "append")
+        bound("t", server.dsn).check_table(columns(), "append")
     with pytest.raises(SinkFailed, match=r"public\.(t|high) is UNLOGGED.*SET LOGGED"):
-        tg.PostgresTable("t", server.dsn).probe(place(tmp_path))
+        bound("t", server.dsn).probe()
 
 
 # -- a server that is silent --------------------------------------------------------------------------
@@ -490,11 +483,11 @@ def assert_told(failed: pytest.ExceptionInfo[Exception], what: str) -> None:
     assert SECRET not in told
 
 
-class Dropping(tg.PostgresTable):
+class Dropping(BoundPostgresTable):
     """The link is dropped after the rows were moved, before the transaction is committed."""
 
     def __init__(self, link: Link) -> None:
-        super().__init__("t", link.dsn, timeout="1s")
+        super().__init__(tg.PostgresTable("t", link.dsn, timeout="1s"), place())
         self._link: Link | None = link
 
     def _move(self, *args: Any) -> None:
@@ -505,16 +498,16 @@ class Dropping(tg.PostgresTable):
 
 
 def test_a_link_that_is_dropped_in_the_middle_of_a_commit_is_an_error_and_another_try_commits(
-    server: PostgresServer, link: Link, tmp_path: Path
+    server: PostgresServer, link: Link
 ) -> None:
-    table = Staged(server, tmp_path, "t", columns())
+    table = Staged(server, "t", columns())
     staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
     table.sink = Dropping(link)
     with pytest.raises(SinkFailed) as failed:
         table.commit(staged)
     assert_told(failed, "PostgreSQL table public.t: the server has not answered for 2 s; it hangs, or the link")
     with pytest.raises(SinkFailed) as failed:
-        tg.PostgresTable("t", f"{link.dsn} connect_timeout=2").facts(table.place)
+        bound("t", f"{link.dsn} connect_timeout=2").facts()
     assert_told(failed, "timeout")
     link.restore()
     assert table.commit(staged) is CommitAnswer.COMMITTED
@@ -523,17 +516,17 @@ def test_a_link_that_is_dropped_in_the_middle_of_a_commit_is_an_error_and_anothe
 
 @pytest.mark.parametrize("rows", [1, 2_000_000], ids=["when all is written", "while it is written"])
 def test_a_link_that_is_dropped_in_the_middle_of_a_copy_is_an_error(
-    server: PostgresServer, link: Link, tmp_path: Path, rows: int
+    server: PostgresServer, link: Link, rows: int
 ) -> None:
-    table = Staged(server, tmp_path, "t", StructType([StructField("id", LongType())]))
-    table.sink = tg.PostgresTable("t", link.dsn, timeout="1s")
+    table = Staged(server, "t", StructType([StructField("id", LongType())]))
+    table.sink = bound("t", link.dsn, timeout="1s")
 
     def parts() -> Iterator[Any]:
         yield from pyarrow.table({"id": [1]}).to_batches()
         link.drop()
         yield from pyarrow.table({"id": pyarrow.array(range(rows))}).to_batches()
 
-    copy = copier(table.sink._server(), "public", table.staging, 0, ("id",))
+    copy = copier(table.sink.sink.server(), "public", table.staging, 0, ("id",))
     with pytest.raises(RuntimeError) as failed:
         list(copy(parts()))
     assert_told(failed, f"could not copy into public.{table.staging}: the server has not answered for 2 s")
@@ -543,31 +536,29 @@ def test_a_link_that_is_dropped_in_the_middle_of_a_copy_is_an_error(
 
 
 def test_a_transaction_whose_client_is_gone_without_a_word_is_ended_by_the_server(
-    server: PostgresServer, link: Link, tmp_path: Path
+    server: PostgresServer, link: Link
 ) -> None:
     """Else the locks that it holds would outlive every other try."""
-    table = Staged(server, tmp_path, "t", columns())
+    table = Staged(server, "t", columns())
     staged = table.stage(pyarrow.table({"id": [1], "value": ["a"]}))
     table.sink = Dropping(link)
     with pytest.raises(SinkFailed, match="has not answered"):
         table.commit(staged)
-    table.sink = tg.PostgresTable("t", server.dsn)
+    table.sink = bound("t", server.dsn)
     assert table.commit(staged) is CommitAnswer.COMMITTED
     assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a")])
 
 
-def test_a_statement_that_takes_too_long_is_ended_but_not_a_copy_whose_rows_come_slowly(
-    server: PostgresServer, tmp_path: Path
-) -> None:
-    table = Staged(server, tmp_path, "t", columns())
-    table.sink = tg.PostgresTable("t", server.dsn, timeout="300ms")
+def test_a_statement_that_takes_too_long_is_ended_but_not_a_copy_whose_rows_come_slowly(server: PostgresServer) -> None:
+    table = Staged(server, "t", columns())
+    table.sink = bound("t", server.dsn, timeout="300ms")
 
     def slowly() -> Iterator[Any]:
         for number in range(3):
             time.sleep(0.3)
             yield from pyarrow.table({"id": [number], "value": ["a"]}).to_batches()
 
-    copy = copier(table.sink._server(), "public", table.staging, 0, ("id", "value"))
+    copy = copier(table.sink.sink.server(), "public", table.staging, 0, ("id", "value"))
     assert [each.column(0)[0].as_py() for each in copy(slowly())] == [3]
     with psycopg.connect(server.dsn) as connection:
         connection.execute(
@@ -584,7 +575,7 @@ def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: Postg
     query = "SELECT " + ", ".join(f"current_setting('{name}')" for name in names)
 
     def found(dsn: str, timeout: str = "10m") -> tuple[Any, dict[str, str]]:
-        with tg.PostgresTable("t", dsn, timeout=timeout)._connected() as connection:
+        with bound("t", dsn, timeout=timeout)._connected() as connection:
             return connection.execute(query.encode()).fetchone(), connection.info.get_parameters()
 
     settings, parameters = found(server.dsn, timeout="90s")
@@ -602,7 +593,7 @@ def test_what_the_connection_string_says_of_times_is_left_as_it_is(server: Postg
 
 def test_each_statement_sees_what_was_committed_before_it_whatever_the_server_is_set_to(server: PostgresServer) -> None:
     """Else a commit, having got its lock, would still see the table as it was before."""
-    sink = tg.PostgresTable("t", f"{server.dsn} options='-c default_transaction_isolation=serializable'")
+    sink = bound("t", f"{server.dsn} options='-c default_transaction_isolation=serializable'")
     with sink._connected() as connection:
         assert connection.execute("SHOW transaction_isolation").fetchone() == ("read committed",)
 
@@ -637,10 +628,10 @@ PRICES = StructType([StructField("id", LongType()), StructField("price", Decimal
     ],
 )
 def test_a_table_that_was_changed_after_rows_were_staged_is_refused_at_commit(
-    server: PostgresServer, tmp_path: Path, change: str, told: str
+    server: PostgresServer, change: str, told: str
 ) -> None:
     kinds = StructType([*PRICES.fields, StructField("value", StringType()), StructField("at", TimestampType())])
-    table = Staged(server, tmp_path, "t", kinds, "id")
+    table = Staged(server, "t", kinds, "id")
     row = {"id": [1], "value": ["abcdef"], "price": [Decimal("1.75")]}
     at = pyarrow.array([datetime(2026, 1, 1, 0, 0, 0, 700000, tzinfo=UTC)], pyarrow.timestamp("us", "UTC"))
     staged = table.stage(pyarrow.table({**row, "at": at}))
@@ -649,28 +640,27 @@ def test_a_table_that_was_changed_after_rows_were_staged_is_refused_at_commit(
     with pytest.raises(SinkFailed, match=told) as refused:
         table.commit(staged)
     assert "\n" not in str(refused.value)
-    assert table.sink.facts(table.place) == SinkFacts(0, 0)
+    assert table.sink.facts() == SinkFacts(0, 0)
     assert rows_of(server, "SELECT count(*) FROM t") == Counter([(0,)])
     assert rows_of(server, f"SELECT price FROM {table.staging}") == Counter([(Decimal("1.75"),)])
 
 
-def test_a_table_that_is_changed_before_anything_is_staged_is_refused_too(
-    server: PostgresServer, tmp_path: Path
-) -> None:
-    sink = tg.PostgresTable("t", server.dsn)
-    sink.prepare_table(place(tmp_path), PRICES)
-    sink.check_table(place(tmp_path), PRICES, "append")
+def test_a_table_that_is_changed_before_anything_is_staged_is_refused_too(server: PostgresServer) -> None:
+    sink = bound("t", server.dsn)
+    sink.prepare_table(PRICES)
+    sink.check_table(PRICES, "append")
     with psycopg.connect(server.dsn) as connection:
         connection.execute("ALTER TABLE t ALTER price TYPE numeric(10,1)")
     with pytest.raises(SinkFailed, match=r"price is numeric\(10,1\), not numeric\(10,2\)"):
-        sink.open_staging(place(tmp_path), 1, PRICES)
+        sink.open_staging(1, PRICES)
 
 
-class ChangedMeanwhile(tg.PostgresTable):
+class ChangedMeanwhile(BoundPostgresTable):
     """Somebody wants to change the table while its rows are being moved."""
 
     def __init__(self, dsn: str) -> None:
-        super().__init__("t", dsn)
+        super().__init__(tg.PostgresTable("t", dsn), place())
+        self._dsn = dsn
         self.seen = ""
 
     def _move(self, connection: psycopg.Connection[Any], *args: Any) -> None:
@@ -683,8 +673,8 @@ class ChangedMeanwhile(tg.PostgresTable):
         super()._move(connection, *args)
 
 
-def test_nobody_changes_a_table_between_the_look_at_it_and_the_commit(server: PostgresServer, tmp_path: Path) -> None:
-    table = Staged(server, tmp_path, "t", PRICES)
+def test_nobody_changes_a_table_between_the_look_at_it_and_the_commit(server: PostgresServer) -> None:
+    table = Staged(server, "t", PRICES)
     staged = table.stage(pyarrow.table({"id": [1], "price": [Decimal("1.75")]}))
     table.sink = changed = ChangedMeanwhile(server.dsn)
     assert table.commit(staged) is CommitAnswer.COMMITTED
@@ -738,10 +728,10 @@ REFUSALS = pytest.mark.parametrize(
 class Refusing:
     """A table that takes no part of what is staged for it, until it is mended."""
 
-    def __init__(self, server: PostgresServer, folder: Path, made: list[str], *, check: bool) -> None:
+    def __init__(self, server: PostgresServer, made: list[str], *, check: bool) -> None:
         self.server = server
-        self.table = Staged(server, folder, "t", columns())
-        self.table.sink = tg.PostgresTable("t", server.dsn, check=check)
+        self.table = Staged(server, "t", columns())
+        self.table.sink = bound("t", server.dsn, check=check)
         self.sealed = Committable(0, (), (StagedBatch(0, 1, 2),))
         assert self.table.stage(pyarrow.table({"id": [1, 2], "value": ["a", None]})) == 2
         self.run(*made)
@@ -757,14 +747,14 @@ class Refusing:
         return [rows_of(self.server, f"SELECT * FROM {name}") for name in tables]
 
     def check(self) -> None:
-        self.table.sink.check_commit(self.table.place, self.sealed)
+        self.table.sink.check_commit(self.sealed)
 
 
 @REFUSALS
 def test_a_row_that_the_table_refuses_is_told_with_the_ways_out(
-    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+    server: PostgresServer, made: list[str], told: str, mended: str
 ) -> None:
-    refusing = Refusing(server, tmp_path, made, check=False)
+    refusing = Refusing(server, made, check=False)
     before = refusing.state
     refusing.check()  # not asked for, so nothing is tried
     with pytest.raises(SinkFailed) as refused:
@@ -779,9 +769,9 @@ def test_a_row_that_the_table_refuses_is_told_with_the_ways_out(
 
 @REFUSALS
 def test_a_check_tells_the_same_before_and_changes_nothing(
-    server: PostgresServer, tmp_path: Path, made: list[str], told: str, mended: str
+    server: PostgresServer, made: list[str], told: str, mended: str
 ) -> None:
-    refusing = Refusing(server, tmp_path, made, check=True)
+    refusing = Refusing(server, made, check=True)
     before = refusing.state
     with pytest.raises(SinkFailed) as refused:
         refusing.check()
@@ -797,11 +787,11 @@ def test_a_check_tells_the_same_before_and_changes_nothing(
     refusing.check()  # what the table shows already is not tried again
 
 
-class SlowToMove(tg.PostgresTable):
+class SlowToMove(BoundPostgresTable):
     """Its commit has moved the rows and waits."""
 
     def __init__(self, dsn: str) -> None:
-        super().__init__("t", dsn, check=True)
+        super().__init__(tg.PostgresTable("t", dsn, check=True), place())
         self.has_moved, self.may_go_on = threading.Event(), threading.Event()
 
     def _move(self, *args: Any) -> None:
@@ -812,49 +802,49 @@ class SlowToMove(tg.PostgresTable):
 
 @pytest.mark.parametrize("is_same", [True, False], ids=["of one process", "of two"])
 def test_a_check_during_a_commit_of_an_earlier_epoch_does_not_take_its_rows_for_others(
-    server: PostgresServer, tmp_path: Path, is_same: bool
+    server: PostgresServer, is_same: bool
 ) -> None:
-    table = Staged(server, tmp_path, "t", columns())
+    table = Staged(server, "t", columns())
     with psycopg.connect(server.dsn) as connection:
         connection.execute("ALTER TABLE t ADD UNIQUE (id)")
     table.sink = slow = SlowToMove(server.dsn)
     assert table.stage(pyarrow.table({"id": [1], "value": ["a"]})) == 1
-    copy = copier(slow._server(), "public", table.staging, 1, ("id", "value"))
+    copy = copier(slow.sink.server(), "public", table.staging, 1, ("id", "value"))
     list(copy(iter(pyarrow.table({"id": [2], "value": ["b"]}).to_batches())))
     both = Committable(1, (), (StagedBatch(0, 1, 1), StagedBatch(1, 1, 1)))
-    checking = slow if is_same else tg.PostgresTable("t", server.dsn, check=True)
+    checking = slow if is_same else bound("t", server.dsn, check=True)
     with ThreadPoolExecutor(2) as threads:
         try:
             commit = threads.submit(table.commit, 1)
             assert slow.has_moved.wait(20)
-            check = threads.submit(checking.check_commit, table.place, both)
+            check = threads.submit(checking.check_commit, both)
             time.sleep(0.3)
             assert not check.done()
         finally:
             slow.may_go_on.set()
         assert commit.result() is CommitAnswer.COMMITTED
         check.result()
-    assert slow.commit(table.place, permit(2), both) is CommitAnswer.COMMITTED
+    assert slow.commit(permit(2), both) is CommitAnswer.COMMITTED
     assert rows_of(server, "SELECT * FROM t") == Counter([(1, "a"), (2, "b")])
 
 
 def test_a_commit_that_takes_long_holds_up_neither_a_look_for_conflicts_nor_the_next_run(
-    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
-    table = Staged(server, tmp_path, "t", columns(), key="id")
-    table.sink.claim(table.place)
+    table = Staged(server, "t", columns(), key="id")
+    table.sink.claim()
     assert table.stage(pyarrow.table({"id": [1, 1], "value": ["a", "b"]})) == 2
     sealed = Committable(0, (), (StagedBatch(0, 1, 2),))
     with psycopg.connect(server.dsn) as committing:
         committing.execute("SELECT * FROM tidegate_epochs FOR UPDATE")
         with pytest.raises(ConflictingRows, match="id = 1"):
-            table.sink.check_commit(table.place, sealed)
-        tg.PostgresTable("t", server.dsn, key="id").claim(table.place)
+            table.sink.check_commit(sealed)
+        bound("t", server.dsn, key="id").claim()
     with psycopg.connect(server.dsn) as connection:  # by somebody who has taken the table for their own
         connection.execute("DROP TABLE tidegate_epochs")
     with pytest.raises(ConflictingRows, match="id = 1"):
-        table.sink.check_commit(table.place, sealed)
+        table.sink.check_commit(sealed)
 
 
 @pytest.mark.spark
@@ -915,10 +905,10 @@ def test_a_row_that_a_checked_table_refuses_keeps_every_table_at_the_checkpoint_
         f"postgresql://me:p/{SECRET}@127.0.0.1:1/db",
     ],
 )
-def test_no_error_tells_a_password(dsn: str, tmp_path: Path) -> None:
-    sink = tg.PostgresTable("orders", dsn)
+def test_no_error_tells_a_password(dsn: str) -> None:
+    sink = bound("orders", dsn)
     with pytest.raises(SinkFailed) as refused:
-        sink.facts(place(tmp_path))
+        sink.facts()
     assert SECRET not in str(refused.value)
     assert SECRET not in repr(sink) + sink.describe() + repr(sink.table)
     assert refused.value.__suppress_context__ or refused.value.__context__ is None
@@ -933,22 +923,20 @@ def test_a_message_is_scrubbed_of_the_whole_string_and_of_the_password_alone() -
 # -- another process ----------------------------------------------------------------------------------
 
 
-def _commit_elsewhere(dsn: str, here: SinkPlace, sealed: Committable, answer: Any) -> None:
-    found = tg.PostgresTable("moved", dsn).commit(here, permit(1, generation=2), sealed)
+def _commit_elsewhere(dsn: str, sealed: Committable, answer: Any) -> None:
+    found = bound("moved", dsn).commit(permit(1, generation=2), sealed)
     answer.put(found.name)
 
 
 @pytest.mark.spark
-def test_what_one_process_has_staged_another_commits(
-    server: PostgresServer, spark: SparkSession, tmp_path: Path
-) -> None:
-    sink = tg.PostgresTable("moved", server.dsn)
-    sink.prepare_table(place(tmp_path), columns())
-    run = SinkRun(sink, place(tmp_path, spark), 1)
+def test_what_one_process_has_staged_another_commits(server: PostgresServer, spark: SparkSession) -> None:
+    sink = bound("moved", server.dsn, spark)
+    sink.prepare_table(columns())
+    run = SinkRun(sink, 1)
     run.stage([(1, "a")])
     context = multiprocessing.get_context("spawn")
     answer = context.Queue()
-    child = context.Process(target=_commit_elsewhere, args=(server.dsn, place(tmp_path), run.sealed(), answer))
+    child = context.Process(target=_commit_elsewhere, args=(server.dsn, run.sealed(), answer))
     child.start()
     assert answer.get(timeout=60) == "COMMITTED"
     child.join(60)
@@ -1012,14 +1000,23 @@ class Disturbed(tg.PostgresTable):
 
     def __init__(self, dsn: str, disturb: Callable[[], None]) -> None:
         super().__init__("order_log", dsn)
-        self._disturb = disturb
+        self.disturb = disturb
         self.commits = 0
+
+    def bind(self, place: SinkPlace) -> BoundPostgresTable:
+        return BoundDisturbed(self, place)
+
+
+class BoundDisturbed(BoundPostgresTable):
+    def __init__(self, sink: Disturbed, place: SinkPlace) -> None:
+        super().__init__(sink, place)
+        self._disturbed = sink
 
     def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
         super()._move(connection, staging, batches)
-        self.commits += 1
-        if self.commits == 2:
-            self._disturb()  # the rows are moved, the transaction is not committed
+        self._disturbed.commits += 1
+        if self._disturbed.commits == 2:
+            self._disturbed.disturb()  # the rows are moved, the transaction is not committed
 
 
 @pytest.mark.spark
@@ -1089,9 +1086,9 @@ def test_a_table_of_the_same_name_in_another_database_is_refused_if_it_holds_not
         connection.execute("CREATE DATABASE other")
     moved = tg.PostgresTable("order_log", server.dsn.replace("dbname=postgres", "dbname=other"))
     written = spark.createDataFrame([], "id long, key string, ts timestamp").schema
-    somebody = SinkPlace("somebody", "else", tmp_path / "unused")
-    moved.prepare_table(somebody, written)
-    moved.commit(somebody, permit(7), Committable(0))
+    somebody = moved.bind(SinkPlace("somebody", "else", tmp_path / "unused"))
+    somebody.prepare_table(written)
+    somebody.commit(permit(7), Committable(0))
     with pytest.raises(RecoveryRefused, match=r"order_log of sink 'order_log' is not the one that it wrote to") as no:
         run_to_end(shop(tmp_path, server.dsn, moved), tmp_path / "root", spark)
     assert SECRET not in str(no.value)
@@ -1124,29 +1121,27 @@ def test_a_table_may_be_renamed_before_its_first_row_and_not_later(
     assert rows_of(server, "SELECT count(*) FROM all_orders") == Counter([(20,)])
 
 
-def test_a_table_is_known_by_its_server_its_database_and_itself(server: PostgresServer, tmp_path: Path) -> None:
-    sink = tg.PostgresTable("known", server.dsn)
+def test_a_table_is_known_by_its_server_its_database_and_itself(server: PostgresServer) -> None:
+    sink = bound("known", server.dsn)
     assert sink.identity() is None
-    sink.prepare_table(place(tmp_path), columns())
+    sink.prepare_table(columns())
     known = sink.identity()
-    assert known == tg.PostgresTable("public.known", server.dsn).identity()
+    assert known == bound("public.known", server.dsn).identity()
     with psycopg.connect(server.dsn) as connection:
         connection.execute("DROP TABLE known")
-    sink.prepare_table(place(tmp_path), columns())
+    sink.prepare_table(columns())
     assert sink.identity() not in (None, known)
 
 
-def test_a_table_is_known_also_where_the_server_does_not_tell_its_own_number(
-    server: PostgresServer, tmp_path: Path
-) -> None:
-    tg.PostgresTable("known", server.dsn).prepare_table(place(tmp_path), columns())
+def test_a_table_is_known_also_where_the_server_does_not_tell_its_own_number(server: PostgresServer) -> None:
+    bound("known", server.dsn).prepare_table(columns())
     with psycopg.connect(server.dsn) as connection:
         connection.execute("DROP ROLE IF EXISTS nobody")
         connection.execute("CREATE ROLE nobody LOGIN")
         connection.execute("GRANT USAGE ON SCHEMA public TO public")
         connection.execute("REVOKE EXECUTE ON FUNCTION pg_control_system() FROM public")
     try:
-        found = tg.PostgresTable("known", server.dsn.replace("user=tester", "user=nobody")).identity()
+        found = bound("known", server.dsn.replace("user=tester", "user=nobody")).identity()
     finally:
         with psycopg.connect(server.dsn) as connection:
             connection.execute("GRANT EXECUTE ON FUNCTION pg_control_system() TO public")
@@ -1155,38 +1150,38 @@ def test_a_table_is_known_also_where_the_server_does_not_tell_its_own_number(
     assert SECRET not in found
 
 
-def test_a_record_that_was_made_before_tables_had_owners_gets_one(server: PostgresServer, tmp_path: Path) -> None:
-    sink, here = tg.PostgresTable("sales", server.dsn), place(tmp_path)
-    sink.prepare_table(here, columns())
+def test_a_record_that_was_made_before_tables_had_owners_gets_one(server: PostgresServer) -> None:
+    sink = bound("sales", server.dsn)
+    sink.prepare_table(columns())
     with psycopg.connect(server.dsn) as connection:
         connection.execute("ALTER TABLE tidegate_epochs DROP COLUMN root")
         connection.execute(
             "INSERT INTO tidegate_epochs (pipeline, sink, table_name, epoch, next_batch, fence)"
             " VALUES ('shop', 'orders', 'sales', 4, 7, 2)"
         )
-    assert sink.check_table(here, columns(), "append")
-    assert sink.facts(here) == SinkFacts(4, 2, 7)
-    sink.claim(here)
-    assert sink.facts(here) == SinkFacts(4, 2, 7)
+    assert sink.check_table(columns(), "append")
+    assert sink.facts() == SinkFacts(4, 2, 7)
+    sink.claim()
+    assert sink.facts() == SinkFacts(4, 2, 7)
     with pytest.raises(ForeignTable):
-        sink.claim(SinkPlace("shop", "orders", tmp_path, root="another"))
+        sink.sink.bind(place(root="another")).claim()
 
 
 def test_a_record_that_has_outlived_its_root_and_table_is_removed_as_the_error_says(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    gone, here = SinkPlace("it's", "orders", tmp_path, root="gone"), SinkPlace("it's", "orders", tmp_path, root="here")
-    sink = tg.PostgresTable("sales", server.dsn)
-    sink.prepare_table(gone, columns())
-    sink.claim(gone)
+    table = tg.PostgresTable("sales", server.dsn)
+    gone, sink = (table.bind(SinkPlace("it's", "orders", tmp_path, root=root)) for root in ("gone", "here"))
+    gone.prepare_table(columns())
+    gone.claim()
     with psycopg.connect(server.dsn) as connection:
         connection.execute("DROP TABLE sales")
     with pytest.raises(ForeignTable) as refused:
-        sink.check_table(here, columns(), "append")
+        sink.check_table(columns(), "append")
     statement = str(refused.value).rpartition(": ")[2]
     assert statement.startswith('DELETE FROM "public"."tidegate_epochs" WHERE')
     with psycopg.connect(server.dsn) as connection:
         assert connection.execute(statement.encode()).rowcount == 1
-    assert not sink.check_table(here, columns(), "append")
-    sink.prepare_table(here, columns())
-    sink.claim(here)
+    assert not sink.check_table(columns(), "append")
+    sink.prepare_table(columns())
+    sink.claim()

@@ -30,16 +30,15 @@ COLUMNS = StructType([StructField("id", LongType())])
 
 
 def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) -> None:
-    place = SinkPlace("shop", "orders", tmp_path / "unused")
-    sink = DeltaTable(tmp_path / "table")
-    sink.check_table(place, COLUMNS, "append")
-    sink.prepare_table(place, COLUMNS)
-    staging = sink.staging_folder(place, 1)
+    sink = DeltaTable(tmp_path / "table").bind(SinkPlace("shop", "orders", tmp_path / "unused"))
+    sink.check_table(COLUMNS, "append")
+    sink.prepare_table(COLUMNS)
+    staging = sink.staging_folder(1)
     staging.mkdir(parents=True)
     for batch in range(12):
         file = staging / f"part-{batch}.parquet"
         parquet.write_table(pyarrow.table({"id": [batch]}), file)
-        sink.commit(place, permit(batch + 1), Committable(batch, (StagedFile(batch, str(file), 100, 1),)))
+        sink.commit(permit(batch + 1), Committable(batch, (StagedFile(batch, str(file), 100, 1),)))
         if batch == 7:
             deltalake.DeltaTable(sink.path).create_checkpoint()
     for version in range(8):
@@ -61,16 +60,15 @@ class SharedTable:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.sink = DeltaTable(folder / "table")
+        self.path = folder / "table"
         self.batches = {"a": -1, "b": -1}
+        table = DeltaTable(self.path)
+        self.sinks = {name: table.bind(SinkPlace("shop", name, folder / "unused")) for name in self.batches}
         self.sealed: dict[int, dict[str, Committable]] = {}
         columns = StructType([StructField("sink", StringType()), StructField("epoch", LongType())])
-        for name in self.batches:
-            self.sink.check_table(self.place(name), columns, "append")
-        self.sink.prepare_table(self.place("a"), columns)
-
-    def place(self, name: str) -> SinkPlace:
-        return SinkPlace("shop", name, self.folder / "unused")
+        for sink in self.sinks.values():
+            sink.check_table(columns, "append")
+        self.sinks["a"].prepare_table(columns)
 
     def seal(self, epoch: int, names: str) -> None:
         """A checkpoint, in which these sinks have a row."""
@@ -79,20 +77,20 @@ class SharedTable:
             files = []
             if name in names:
                 self.batches[name] += 1
-                file = self.sink.staging_folder(self.place(name), 1) / f"{name}-{epoch}.parquet"
+                file = self.sinks[name].staging_folder(1) / f"{name}-{epoch}.parquet"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 parquet.write_table(pyarrow.table({"sink": [name], "epoch": [epoch]}), file)
                 files.append(StagedFile(self.batches[name], str(file), 100, 1))
             self.sealed[epoch][name] = Committable(self.batches[name], tuple(files))
 
     def commit(self, name: str, epoch: int) -> None:
-        self.sink.commit(self.place(name), permit(epoch), self.sealed[epoch][name])
+        self.sinks[name].commit(permit(epoch), self.sealed[epoch][name])
 
     def shown(self, epoch: int) -> dict[str, set[tuple[str, int]]]:
         """What each sink's table shows at a checkpoint."""
         stages = {name: SimpleNamespace(committable=sealed.encode()) for name, sealed in self.sealed[epoch].items()}
         # By two names of the same folder.
-        paths = {"a": self.sink.path, "b": self.sink.path.parent / "link"}
+        paths = {"a": self.path, "b": self.path.parent / "link"}
         if not paths["b"].exists():
             paths["b"].symlink_to(paths["a"])
         shape = {
@@ -167,7 +165,7 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     with played(tmp_path) as pipeline:
-        pipeline.table.prepare_table(SinkPlace("flat", "table", tmp_path / "unused"), COLUMNS)
+        pipeline.table.bind(SinkPlace("flat", "table", tmp_path / "unused")).prepare_table(COLUMNS)
         pipeline.one_batch_each()
         pipeline.checkpoint()
         root = pipeline.root.paths.root

@@ -55,19 +55,19 @@ def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_a
     arrow = pyarrow.schema(
         [("id", pyarrow.int64()), ("k", pyarrow.string()), ("a`b", pyarrow.string()), ("_metadata", pyarrow.int32())]
     )
-    sink = DeltaTable(path, "k", key=["id", "k"])
-    sink.check_table(place, schema, "update")
-    sink.prepare_table(place, schema)
+    sink = DeltaTable(path, "k", key=["id", "k"]).bind(place)
+    sink.check_table(schema, "update")
+    sink.prepare_table(schema)
 
     def table(rows: Sequence[Row]) -> Any:
         return pyarrow.Table.from_pylist(list(rows), schema=arrow)
 
     def upsert(batch: int, rows: Sequence[Row]) -> None:
-        file = sink.staging_folder(place, 1) / f"part-{batch}.parquet"
+        file = sink.staging_folder(1) / f"part-{batch}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table(rows), file)
         staged = Committable(batch, (StagedFile(batch, str(file), file.stat().st_size, len(rows)),))
-        assert sink.commit(place, permit(batch + 1), staged) is CommitAnswer.COMMITTED
+        assert sink.commit(permit(batch + 1), staged) is CommitAnswer.COMMITTED
 
     values = ["ü", "a b", "a/b", "100 %", "a+b", "}", "", None]
     old: list[Row] = [{"id": n, "k": k, "a`b": "old", "_metadata": n} for n, k in enumerate(values)]
@@ -91,23 +91,23 @@ def test_a_text_that_is_the_name_of_null_in_folders_is_not_merged_as_null(tmp_pa
     """Another writer may well have written it: Delta's log tells it from null."""
     place = SinkPlace("shop", "orders", tmp_path / "unused", spark)
     schema = StructType([StructField("id", LongType()), StructField("k", StringType())])
-    sink = DeltaTable(tmp_path / "table", "k", key="id")
-    sink.check_table(place, schema, "update")
-    sink.prepare_table(place, schema)
+    sink = DeltaTable(tmp_path / "table", "k", key="id").bind(place)
+    sink.check_table(schema, "update")
+    sink.prepare_table(schema)
     parquet.write_table(pyarrow.table({"id": [1, 4]}), sink.path / "theirs.parquet")
     table = deltalake.DeltaTable(sink.path)
     size = (sink.path / "theirs.parquet").stat().st_size
     theirs = AddAction("theirs.parquet", size, {"k": "__HIVE_DEFAULT_PARTITION__"}, 0, True, "{}")
     table.create_write_transaction([theirs], "append", table.schema(), partition_by=["k"])
     before = by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist())
-    file = sink.staging_folder(place, 1) / "part-0.parquet"
+    file = sink.staging_folder(1) / "part-0.parquet"
     file.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [3], "k": ["a"]}), file)
     staged = Committable(0, (StagedFile(0, str(file), file.stat().st_size, 1),))
     with pytest.raises(
         SinkFailed, match="'k' is '__HIVE_DEFAULT_PARTITION__', by which folders of partitions mean null"
     ):
-        sink.commit(place, permit(1), staged)
+        sink.commit(permit(1), staged)
     assert by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist()) == before
 
 
@@ -153,18 +153,18 @@ def test_a_file_that_cannot_be_read_is_no_file_without_rows(
     monkeypatch.setattr("tidegate.sinks.upsert._LITTLE_BYTES", little)
     place = SinkPlace("shop", "orders", tmp_path / "folder", lenient)
     schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
-    sink = DeltaTable(tmp_path / "table", key="id")
-    sink.check_table(place, schema, "update")
-    sink.prepare_table(place, schema)
+    sink = DeltaTable(tmp_path / "table", key="id").bind(place)
+    sink.check_table(schema, "update")
+    sink.prepare_table(schema)
 
     def stage(batch: int, *ids: int) -> Committable:
-        file = sink.staging_folder(place, 1) / f"part-{batch}.parquet"
+        file = sink.staging_folder(1) / f"part-{batch}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.table({"id": ids, "name": [str(batch)] * len(ids)}), file)
         return Committable(batch, (StagedFile(batch, str(file), file.stat().st_size, len(ids)),))
 
     first, second = stage(0, 1, 2, 3), stage(1, 2, 4)
-    sink.commit(place, permit(1), first)
+    sink.commit(permit(1), first)
     table = deltalake.DeltaTable(sink.path)
     rows = TableAt(sink.path, table.version()).to_spark(lenient)  # before the damage: Spark reads it late
     for file in active_files(table):
@@ -172,13 +172,13 @@ def test_a_file_that_cannot_be_read_is_no_file_without_rows(
     with pytest.raises(Py4JJavaError, match="FAILED_READ_FILE"):
         rows.collect()
     with pytest.raises(SinkFailed, match=r"its rows cannot be merged: \[(FAILED_READ_FILE|PATH_NOT_FOUND).*part-"):
-        sink.commit(place, permit(2), second)
+        sink.commit(permit(2), second)
     assert deltalake.DeltaTable(sink.path).version() == table.version()
-    assert sink.facts(place).committed_epoch == 1
+    assert sink.facts().committed_epoch == 1
 
-    function = ForeachBatch(lambda rows, _epoch: rows.collect())
-    function.prepare_table(place, schema)
+    function = ForeachBatch(lambda rows, _epoch: rows.collect()).bind(place)
+    function.prepare_table(schema)
     ruin(Path(second.files[0].path))
     with pytest.raises((SinkFailed, PySparkException, Py4JJavaError), match=r"part-1\.parquet"):
-        function.commit(place, permit(2), second)
-    assert function.facts(place).committed_epoch == 0
+        function.commit(permit(2), second)
+    assert function.facts().committed_epoch == 0

@@ -25,6 +25,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode_committable
+from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.sinks.function import KINDS
 from tidegate.spark.definition import OutputMode
 from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
@@ -68,18 +69,27 @@ class CountingTable(tg.DeltaTable):
         self.refusal = ""
         """Why it takes no rows, if it does not."""
 
-    def check_commit(self, place: SinkPlace, committable: Committable) -> None:  # noqa: ARG002
-        self.is_checking.set()
-        is_allowed = self.may_check.wait(20)
-        self.is_checking.clear()
-        assert is_allowed
-        if self.refusal:
-            raise SinkFailed(self.refusal)
+    def bind(self, place: SinkPlace) -> BoundDeltaTable:
+        return BoundCountingTable(self, place)
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
-        assert self.may_commit.wait(20)
-        last = max(self.batches, default=-1)
-        self.batches += [file.batch for file in committable.files if file.batch > last]
+
+class BoundCountingTable(BoundDeltaTable):
+    def __init__(self, sink: CountingTable, place: SinkPlace) -> None:
+        super().__init__(sink, place)
+        self._counting = sink
+
+    def check_commit(self, committable: Committable) -> None:  # noqa: ARG002
+        self._counting.is_checking.set()
+        is_allowed = self._counting.may_check.wait(20)
+        self._counting.is_checking.clear()
+        assert is_allowed
+        if self._counting.refusal:
+            raise SinkFailed(self._counting.refusal)
+
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
+        assert self._counting.may_commit.wait(20)
+        last = max(self._counting.batches, default=-1)
+        self._counting.batches += [file.batch for file in committable.files if file.batch > last]
         return CommitAnswer.COMMITTED
 
 
@@ -179,21 +189,22 @@ class PlayedPipeline:
 
         self.root = Root(folder / "root", "flat")
         definitions = pipeline.validated()
+        sink = self.table.bind(SinkPlace("flat", "table", folder / "root" / "sinks" / "table"))
         shape = {
             each.name: StageShape(
                 each.kind,
                 each.inputs,
                 each.output_mode,
                 SCHEMA,
-                None if each.sink is None else address or address_of(each.sink),
+                None if each.sink is None else address or address_of(sink),
                 () if each.inputs else (READ_STREAM,),
             )
             for each in definitions
         }
         opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
         assert opened is not None
-        places = {"table": SinkPlace("flat", "table", folder / "root" / "sinks" / "table")}
-        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, places, bounds)
+        sinks = {"table": sink}
+        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, sinks, bounds)
         template = folder / "template.parquet"
         parquet.write_table(pyarrow.table({"id": [1]}), template)
         self.played: dict[str, Played] = {}

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import deltalake
@@ -122,8 +123,19 @@ def partitioned_otherwise(folder: Path) -> Sink:
 
 def of_another_root(folder: Path) -> Sink:
     table = a_table(folder / "table")
-    table.claim(SinkPlace("flat", "table", folder, root="another"))
+    table.bind(SinkPlace("flat", "table", folder, root="another")).claim()
     return table
+
+
+class Unfinished(tg.DeltaTable):
+    """What it is bound to can neither stage files nor rows."""
+
+    def bind(self, place: SinkPlace) -> Any:
+        return SimpleNamespace(place=place, sink=self)
+
+
+def of_the_users_own(folder: Path) -> Sink:
+    return Unfinished(folder / "table")
 
 
 def out_of_reach(_folder: Path) -> Sink:
@@ -137,6 +149,7 @@ def out_of_reach(_folder: Path) -> Sink:
         (forgetful, SinkFailed, "/table has the property delta.setTransactionRetentionDuration.*take the property off"),
         (partitioned_otherwise, SinkFailed, "/table is partitioned by nothing, not by .*id"),
         (of_another_root, ForeignTable, "/table"),
+        (of_the_users_own, InvalidPipeline, "/table of sink 'table' was bound to SimpleNamespace, which has not all"),
         (out_of_reach, SinkFailed, r"PostgreSQL table shop\.orders: connection failed"),
     ],
 )
@@ -186,17 +199,16 @@ def test_no_sink_is_fenced_before_it_is_known_that_the_pipeline_can_start(tmp_pa
     root_folder = make_root(tmp_path, checkpoints=2)
     max(root_folder.rglob("manifests/*")).write_bytes(b"{}")
     a_table(tmp_path / "lake" / "kept")
-    sink = CountingTable(tmp_path / "lake" / "kept")
     root = Root(root_folder, "flat")
-    place = SinkPlace("flat", "table", tmp_path, root=root.id)
-    assert root.foreseen({"table": (sink, place)})[1] is None
-    assert sink.facts(place).fence == 0
+    sink = CountingTable(tmp_path / "lake" / "kept").bind(SinkPlace("flat", "table", tmp_path, root=root.id))
+    assert root.foreseen({"table": sink})[1] is None
+    assert sink.facts().fence == 0
     with played(tmp_path / "other") as pipeline:
         shape = pipeline.generation.shape
-    _, base = root.recovered({"table": (sink, place)}, shape)
+    _, base = root.recovered({"table": sink}, shape)
     assert base is not None
     assert base.checkpoint_id == 1
-    assert sink.facts(place).fence == 2
+    assert sink.facts().fence == 2
 
 
 # -- Java ----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def refusal(pipeline: PlayedPipeline) -> str:
     """Why a run does not start on the root."""
     place = SinkPlace("flat", "table", pipeline.root.paths.root / "sinks" / "table", root=pipeline.root.id)
     with pytest.raises(RecoveryRefused) as refused:
-        pipeline.root.recovered({"table": (pipeline.table, place)}, pipeline.generation.shape)
+        pipeline.root.recovered({"table": pipeline.table.bind(place)}, pipeline.generation.shape)
     return str(refused.value)
 
 

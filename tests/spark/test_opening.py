@@ -25,6 +25,7 @@ from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, Recovery
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Sink, SinkPlace, decode_committable
+from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.spark import queries
 from tidegate.spark.session import RunSession
 from tidegate.storage.inspection import examine
@@ -76,6 +77,10 @@ def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int 
                 Path(file.path).touch()
     finally:
         winner.generation.stop()
+
+
+def place_in(folder: Path) -> SinkPlace:
+    return SinkPlace("flat", "table", folder / "root" / "sinks" / "table")
 
 
 def damage_newest(folder: Path) -> None:
@@ -178,13 +183,13 @@ def test_of_two_roots_that_start_at_once_one_is_refused_before_it_stages_anythin
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = CountingTable(tmp_path / "lake" / "table")
-    winner = SinkPlace("flat", "table", tmp_path / "winner", root="winner")
-    staged = table.staging_folder(winner, 1) / "part-0.parquet"
+    winner = table.bind(SinkPlace("flat", "table", tmp_path / "winner", root="winner"))
+    staged = winner.staging_folder(1) / "part-0.parquet"
     real_open = Root.open
 
     def win() -> None:
-        table.prepare_table(winner, SCHEMA)
-        table.claim(winner)
+        winner.prepare_table(SCHEMA)
+        winner.claim()
         staged.parent.mkdir(parents=True)
         staged.touch()
 
@@ -234,8 +239,7 @@ def test_a_root_that_was_made_anew_meanwhile_is_not_opened(tmp_path: Path) -> No
 def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str, message: str, tmp_path: Path) -> None:
     take_over(tmp_path)
     if table == "another":  # there, but empty
-        place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
-        tg.DeltaTable(tmp_path / "lake" / table).prepare_table(place, SCHEMA)
+        tg.DeltaTable(tmp_path / "lake" / table).bind(place_in(tmp_path)).prepare_table(SCHEMA)
     with pytest.raises(RecoveryRefused, match=message):
         pipeline_of(tmp_path, table).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 1
@@ -246,20 +250,19 @@ def test_a_table_for_which_no_row_was_ever_sealed_may_be_another(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
-    table = tg.DeltaTable(tmp_path / "lake" / "table")
-    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
-    table.prepare_table(place, SCHEMA)
+    table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
+    table.prepare_table(SCHEMA)
     take_over(tmp_path, has_rows=False)
     if what == "moved":
         table.path.rename(tmp_path / "lake" / "elsewhere")
     elif what != "only named elsewhere":
         shutil.rmtree(table.path)
     if what == "created anew by others":
-        table.prepare_table(place, SCHEMA)
+        table.prepare_table(SCHEMA)
     now = "table" if what in ("created anew by others", "gone") else "elsewhere"
     pipeline_of(tmp_path, now).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
-    assert tg.DeltaTable(tmp_path / "lake" / now).identity() is not None
+    assert tg.DeltaTable(tmp_path / "lake" / now).bind(place_in(tmp_path)).identity() is not None
 
 
 def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
@@ -267,8 +270,8 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
 ) -> None:
     driven: list[Generation] = []
     monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation))
-    table = tg.DeltaTable(tmp_path / "lake" / "table")
-    table.prepare_table(SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table"), SCHEMA)
+    table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
+    table.prepare_table(SCHEMA)
     take_over(tmp_path)
     table.path.rename(tmp_path / "moved")
     pipeline_of(tmp_path, sink=CountingTable(tmp_path / "moved")).run(tmp_path / "root")
@@ -279,8 +282,8 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
 
 def test_a_table_that_neither_shows_nor_has_staged_what_a_checkpoint_has_sealed_was_put_back(tmp_path: Path) -> None:
     """By a backup from before: the checkpoint was sealed when the table was not yet known to show the rows of it."""
-    table = tg.DeltaTable(tmp_path / "lake" / "table")
-    table.prepare_table(SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table"), SCHEMA)
+    table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
+    table.prepare_table(SCHEMA)
     take_over(tmp_path)
     shutil.rmtree(table.path / "_tidegate")
     with pytest.raises(RecoveryRefused, match=r"sink 'table' was put back to an older.*ckpt-000001 .* is gone\. W"):
@@ -294,15 +297,14 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
 ) -> None:
     """A sink that never had a row has no epoch in its table, so that alone is no reason."""
     monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
-    table = tg.DeltaTable(tmp_path / "lake" / "table")
-    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
-    table.prepare_table(place, SCHEMA)
+    table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
+    table.prepare_table(SCHEMA)
     take_over(tmp_path)
     if what != "same":
         shutil.rmtree(table.path)
-        table.prepare_table(place, SCHEMA)
+        table.prepare_table(SCHEMA)
     if what == "created anew and known before":
-        monkeypatch.setattr(tg.DeltaTable, "facts", lambda *_: SinkFacts(1, next_batch=1))
+        monkeypatch.setattr(BoundDeltaTable, "facts", lambda *_: SinkFacts(1, next_batch=1))
     if what == "created anew":
         with pytest.raises(RecoveryRefused, match="of sink 'table' is not the one that it wrote to"):
             pipeline_of(tmp_path).run(tmp_path / "root")
@@ -325,7 +327,7 @@ def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, m
     pipeline_of(tmp_path).run(tmp_path / "root")
     table = opened[0]["table"].table
     assert table is not None
-    assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").identity()
+    assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path)).identity()
     assert table.identity is not None
 
 
@@ -333,8 +335,7 @@ def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, m
 def test_a_source_that_stood_in_another_stream_is_refused(
     reads: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
-    tg.DeltaTable(tmp_path / "lake" / "table").prepare_table(place, SCHEMA)
+    tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path)).prepare_table(SCHEMA)
     take_over(tmp_path)
     built = SimpleNamespace(**{**vars(BUILT), "streams": (SourceStream("json", {"path": reads}),)})
     monkeypatch.setattr(queries, "build", lambda *_: built)
@@ -380,11 +381,10 @@ def test_a_damaged_checkpoint_is_skipped_where_the_table_was_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
-    table = tg.DeltaTable(tmp_path / "lake" / "table")
-    place = SinkPlace("flat", "table", tmp_path / "root" / "sinks" / "table")
-    table.prepare_table(place, SCHEMA)
+    table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
+    table.prepare_table(SCHEMA)
     take_over(tmp_path, checkpoints=2)
     damage_newest(tmp_path)
     pipeline_of(tmp_path).run(tmp_path / "root")
-    assert table.facts(place).fence == 2
+    assert table.facts().fence == 2
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 2

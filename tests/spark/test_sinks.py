@@ -21,6 +21,7 @@ from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, StageFailed, TidegateError, UnknownCheckpoint
 from tidegate.protocol.commit import CommitPermit
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, SinkPlace
+from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -245,10 +246,15 @@ class Late(tg.DeltaTable):
 
     last_epoch = 10**9
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
-        if permit.epoch > self.last_epoch:
+    def bind(self, place: SinkPlace) -> BoundDeltaTable:
+        return BoundLate(self, place)
+
+
+class BoundLate(BoundDeltaTable):
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        if permit.epoch > Late.last_epoch:
             raise ConnectionError("no route")
-        return super().commit(place, permit, committable)
+        return super().commit(permit, committable)
 
 
 def test_a_checkpoint_that_a_table_does_not_show_yet_is_not_read(

@@ -18,6 +18,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -26,7 +27,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 class Crashing(tg.DeltaTable):
     """Its run ends between the decision and the commit."""
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
+    def bind(self, place: SinkPlace) -> BoundDeltaTable:
+        return BoundCrashing(self, place)
+
+
+class BoundCrashing(BoundDeltaTable):
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:  # noqa: ARG002
         raise Fenced("as if it were killed")
 
 

@@ -64,7 +64,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
 from tidegate.protocol.retention import content_of, retained_after
 from tidegate.sinks import function
-from tidegate.sinks.contract import CommitAnswer, FileSink, SinkPlace, decode_committable
+from tidegate.sinks.contract import BoundSink, CommitAnswer, FileSink, decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.output import remove_output
 from tidegate.spark.session import is_of_the_connection
@@ -115,10 +115,9 @@ class Generation:
         paths: RootPaths,
         store: Files,
         config: CheckpointConfig,
-        places: Mapping[str, SinkPlace],
+        sinks: Mapping[str, BoundSink],
         bounds: Bounds | None = None,
     ) -> None:
-        """`places`: of the sinks."""
         self._bounds = Bounds() if bounds is None else bounds
         self._definitions = {definition.name: definition for definition in definitions}
         self._opened = opened
@@ -147,8 +146,7 @@ class Generation:
         self._snapshots: dict[int, dict[str, StageSnapshot]] = {}
         self._triggered_at: dict[int, str] = {}
         self._parts_when_aborted: dict[int, dict[str, StagePart]] = {}
-        self.sinks = {name: each.sink for name, each in self._definitions.items() if each.sink is not None}
-        self._places = places
+        self.sinks = sinks
         self._commits = SinkCommits(self.sinks)
         self._committing: dict[str, _Commit] = {}
         self._threads = {name: ThreadPoolExecutor(1, f"tidegate-{name}") for name in self._definitions}
@@ -157,7 +155,7 @@ class Generation:
         self._cleaner = ThreadPoolExecutor(1, "tidegate-clean-up")
         self._cleaning: Future[None] | None = None
         self._planning: PlanningWatch | None = None
-        self._upkeep = TableUpkeep(self.sinks, places, self.generation, self._retained_manifests)
+        self._upkeep = TableUpkeep(self.sinks, self.generation, self._retained_manifests)
         self._is_abandoned = False
         self._has_advanced = False
         self.channels = {name: self._channel(name, base) for name in self._definitions}
@@ -178,7 +176,7 @@ class Generation:
         return Channel(name, base.stages[name].output_sequence, self._bounds.backlog, segments.values())
 
     def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
-        sink = self._places.get(definition.name)
+        sink = self.sinks.get(definition.name)
         output = self.output_of(definition)
         place = StagePlace(
             self._paths, self.generation, output, start, after, sink, self._bounds.backlog, self._store.fsync
@@ -194,8 +192,9 @@ class Generation:
         )
 
     def output_of(self, definition: StageDefinition) -> Path:
-        if isinstance(definition.sink, FileSink):
-            return definition.sink.staging_folder(self._places[definition.name], self.generation)
+        sink = self.sinks.get(definition.name)
+        if isinstance(sink, FileSink):
+            return sink.staging_folder(self.generation)
         return self._paths.absolute(self._paths.output(self.generation, definition.name))
 
     def checkpoint_of(self, definition: StageDefinition) -> Path:
@@ -524,7 +523,7 @@ class Generation:
             committable = self._manifests[permit.checkpoint_id].stages[name].committable
             assert committable is not None
             sealed = decode_committable(committable)
-            commit = partial(self.sinks[name].commit, self._places[name], permit, sealed)
+            commit = partial(self.sinks[name].commit, permit, sealed)
             # On a thread of its own: it may take long, and must not hold up the next checkpoint.
             self._committing[name] = _Commit(permit, beside(f"tidegate-commit-{name}", commit), self._now_ms)
         for name, each in tuple(self._committing.items()):
@@ -610,8 +609,8 @@ class Generation:
 
         def clean() -> None:
             job.run()
-            for name, sink in self.sinks.items():
-                sink.forget_staged(self._places[name], self.generation)
+            for sink in self.sinks.values():
+                sink.forget_staged(self.generation)
             reached(Step.CLEANED_UP)
 
         self._cleaning = self._cleaner.submit(clean)

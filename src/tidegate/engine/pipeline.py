@@ -83,9 +83,9 @@ class Pipeline:
         self, sink: Sink, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
     ) -> Callable[[Function], Function]:
         """A stage whose output goes to a table."""
-        from tidegate.sinks.contract import FileSink, RowSink, SinkWithPath
+        from tidegate.sinks.contract import Sink, SinkWithPath
 
-        if isinstance(sink, type) or not isinstance(sink, FileSink | RowSink):
+        if isinstance(sink, type) or not isinstance(sink, Sink):
             given = getattr(sink, "__name__", None) or repr(sink)
             raise InvalidPipeline(
                 f"a sink needs a table, not {given}: write @pipeline.sink(tidegate.DeltaTable(path)) over its function"

@@ -32,7 +32,7 @@ from tidegate.protocol.recovery import (
     in_words,
     recover,
 )
-from tidegate.sinks.contract import FileSink, Sink, SinkPlace, decode_committable
+from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
@@ -86,7 +86,7 @@ class Root:
     # -- opening a generation ---------------------------------------------------------------------
 
     def recovered(
-        self, sinks: Mapping[str, tuple[Sink, SinkPlace]], shape: Mapping[str, StageShape]
+        self, sinks: Mapping[str, BoundSink], shape: Mapping[str, StageShape]
     ) -> tuple[DecisionLog, Manifest | None]:
         """What the next generation starts from. Changes nothing, but for fencing sinks before a fall-back."""
         log, decision = self._decide(sinks)
@@ -106,7 +106,7 @@ class Root:
             check_shape(base, shape)
         return log, base
 
-    def foreseen(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> tuple[DecisionLog, Manifest | None]:
+    def foreseen(self, sinks: Mapping[str, BoundSink]) -> tuple[DecisionLog, Manifest | None]:
         """What `recovered` will say, as far as nothing has to be changed for that.
 
         What was looked through for this, every file of a checkpoint, the next `recovered` does not look through again.
@@ -115,7 +115,7 @@ class Root:
         log, decision = self._decide(sinks)
         return log, None if isinstance(decision, FenceSinks) else self._base(decision)
 
-    def _decide(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> tuple[DecisionLog, RecoveryDecision]:
+    def _decide(self, sinks: Mapping[str, BoundSink]) -> tuple[DecisionLog, RecoveryDecision]:
         while True:
             # The sinks first: a run that was taken over may go on deciding and committing while we read.
             facts = self._sink_facts(sinks)
@@ -136,14 +136,14 @@ class Root:
         self._health.clear()
         self._manifests.clear()
 
-    def _fence(self, sinks: Mapping[str, tuple[Sink, SinkPlace]], generation: int) -> None:
-        for sink, place in sinks.values():
-            sink.fence(place, generation)
+    def _fence(self, sinks: Mapping[str, BoundSink], generation: int) -> None:
+        for sink in sinks.values():
+            sink.fence(generation)
         # A table that is gone has nothing to keep a fence in, and another time it would not have either.
         for name, facts in self._sink_facts(sinks).items():
             if facts.fence < generation:
                 raise RecoveryRefused(
-                    f"the newest checkpoint is damaged, and {sinks[name][0].describe()} of sink {name!r} is gone or "
+                    f"the newest checkpoint is damaged, and {sinks[name].describe()} of sink {name!r} is gone or "
                     f"keeps no fence, so an old run could still commit to it what is lost. What to do: restore the "
                     f"table, or start the pipeline on a new root; no checkpoint was restored"
                 )
@@ -188,11 +188,11 @@ class Root:
     def _has_leftovers(self) -> bool:
         return bool(self.store.list(RootPaths.GENERATIONS))
 
-    def _sink_facts(self, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> dict[str, SinkFacts]:
+    def _sink_facts(self, sinks: Mapping[str, BoundSink]) -> dict[str, SinkFacts]:
         facts: dict[str, SinkFacts] = {}
-        for name, (sink, place) in sinks.items():
+        for name, sink in sinks.items():
             try:
-                facts[name] = sink.facts(place)
+                facts[name] = sink.facts()
             except TidegateError:
                 raise
             except Exception as error:
@@ -203,15 +203,15 @@ class Root:
         return facts
 
 
-def check_staged(manifest: Manifest, sinks: Mapping[str, tuple[Sink, SinkPlace]]) -> None:
+def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
     """What a sink has staged lies where it stages, or its table was then: it is linked and, once shown, deleted."""
-    for name, (sink, place) in sinks.items():
+    for name, sink in sinks.items():
         stage, shape = manifest.stages.get(name), manifest.shape.get(name)
         if stage is None or shape is None or stage.committable is None:
             continue
-        folders = [place.folder]
+        folders = [sink.place.folder]
         if isinstance(sink, FileSink):
-            folders.append(sink.staging_folder(place, manifest.generation).parent)
+            folders.append(sink.staging_folder(manifest.generation).parent)
         if shape.table is not None and shape.table.kind == "delta":
             folders.append(Path(shape.table.address))
         try:

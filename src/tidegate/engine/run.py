@@ -36,7 +36,7 @@ from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.root import Root, check_sources, check_written
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
-from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
+from tidegate.engine.tables import address_of, bound, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
@@ -57,7 +57,7 @@ from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
-from tidegate.sinks.contract import ProbingSink, Sink, SinkPlace
+from tidegate.sinks.contract import BoundSink, ProbingSink, SinkPlace
 from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
@@ -279,11 +279,11 @@ class _Run:
         log, base = self._root.foreseen(sinks)
         if base is not None:
             check_written(base, self._definitions)
-        for name, (sink, place) in sinks.items():
-            is_there = sink.probe(place) if isinstance(sink, ProbingSink) else True
+        for name, sink in sinks.items():
+            is_there = sink.probe() if isinstance(sink, ProbingSink) else True
             if base is not None and goes_on_from_rows(base, name):
                 table = address_of(sink) if is_there else None
-                check_goes_on(sink, place, table, base, log, self._root.store)
+                check_goes_on(sink, table, base, log, self._root.store)
 
     def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
         """Tell everybody what is done next to start."""
@@ -404,9 +404,9 @@ class _Run:
                 shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
             changes = self._check_state(base, shape, session)
             tables = self._check_tables(sinks, built, base, log)
-            for name, (sink, place) in sinks.items():  # none is created before all are checked
+            for name, sink in sinks.items():  # none is created before all are checked
                 if name not in tables:
-                    sink.prepare_table(place, built[name].schema)
+                    sink.prepare_table(built[name].schema)
                     tables[name] = address_of(sink)
             base = None if base is None else with_staged_in(tables, base)
             opened = self._root.open(log, base, _with_tables(shape, tables)) if log.next_generation == number else None
@@ -416,15 +416,15 @@ class _Run:
         for change in changes:
             _log.warning("%s", change)
         self._remote.changed(changes)
-        for sink, place in sinks.values():  # now that the root stays, and before anything is staged
-            sink.claim(place)
+        for sink in sinks.values():  # now that the root stays, and before anything is staged
+            sink.claim()
         generation = Generation(
             self._definitions,
             opened,
             self._root.paths,
             self._root.store,
             self._options.config(),
-            {name: place for name, (_, place) in sinks.items()},
+            sinks,
             self._options.bounds(),
         )
         try:
@@ -451,9 +451,9 @@ class _Run:
 
         return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
 
-    def _sinks(self, session: SparkSession | None) -> dict[str, tuple[Sink, SinkPlace]]:
+    def _sinks(self, session: SparkSession | None) -> dict[str, BoundSink]:
         return {
-            each.name: (
+            each.name: bound(
                 each.sink,
                 SinkPlace(
                     self._pipeline.name,
@@ -470,7 +470,7 @@ class _Run:
 
     def _check_tables(
         self,
-        sinks: dict[str, tuple[Sink, SinkPlace]],
+        sinks: dict[str, BoundSink],
         built: dict[str, queries.Built],
         base: Manifest | None,
         log: DecisionLog,
@@ -479,15 +479,15 @@ class _Run:
         returned that need not be created: where no row was ever sealed for a table, any other will do."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
-        for number, (name, (sink, place)) in enumerate(sinks.items(), start=1):
+        for number, (name, sink) in enumerate(sinks.items(), start=1):
             self.begin("checking_tables", name, number, len(sinks))
-            is_there = sink.check_table(place, built[name].schema, modes[name])
+            is_there = sink.check_table(built[name].schema, modes[name])
             if base is None:
                 continue
             if is_there:
                 tables[name] = address_of(sink)
             if goes_on_from_rows(base, name):
-                check_goes_on(sink, place, tables.get(name), base, log, self._root.store)
+                check_goes_on(sink, tables.get(name), base, log, self._root.store)
         return tables
 
     def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
@@ -531,6 +531,7 @@ class _Run:
             start = queries.starting(
                 definition,
                 built[definition.name].frame,
+                generation.sinks.get(definition.name),
                 stage.row_staging(built[definition.name].schema),
                 available_now=stage.may_end,
             )

@@ -39,10 +39,10 @@ from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import Barrier, Segment, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import (
+    BoundSink,
     CheckingSink,
     Committable,
     RowSink,
-    SinkPlace,
     Staged,
     StagedBatch,
     StagedFile,
@@ -99,7 +99,7 @@ class StagePlace(msgspec.Struct, frozen=True):
     output: Path
     start: StageSnapshot | None
     after_checkpoint: int
-    sink: SinkPlace | None
+    sink: BoundSink | None
     bound: BacklogBound
     fsync: bool = True
 
@@ -432,7 +432,7 @@ class RunningStage:
         if not self.definition.inputs:
             self.source_positions = tuple(source for source in offsets.sources if source is not None)
         self.batch = batch
-        if isinstance(self.definition.sink, RowSink):
+        if isinstance(self._place.sink, RowSink):
             rows = self._staged_rows.pop(batch, 0)
             self.rows += rows
             if rows:
@@ -517,13 +517,13 @@ class RunningStage:
 
     def row_staging(self, schema: StructType) -> Callable[[DataFrame, int], None] | None:
         """What stages a batch, if the stage's sink does so itself. Spark calls it before it commits the batch."""
-        sink, place, generation = self.definition.sink, self._place.sink, self._place.generation
-        if place is None or not isinstance(sink, RowSink):
+        sink, generation = self._place.sink, self._place.generation
+        if not isinstance(sink, RowSink):
             return None
-        sink.open_staging(place, generation, schema)
+        sink.open_staging(generation, schema)
 
         def stage_rows(frame: DataFrame, batch: int) -> None:
-            self._staged_rows[batch] = sink.stage(place, generation, batch, frame)
+            self._staged_rows[batch] = sink.stage(generation, batch, frame)
 
         return stage_rows
 
@@ -707,11 +707,9 @@ class RunningStage:
         After the snapshot, because Spark deletes what that needs when the stage has run on for long. On a thread of its
         own: a table that hangs must not keep a run from stopping.
         """
-        sink, place, sealed = self.definition.sink, self._place.sink, part.committable
-        if part.checked is None and isinstance(sink, CheckingSink) and place is not None and sealed is not None:
-            part.checked = beside(
-                f"tidegate-check-{self.name}", lambda: sink.check_commit(place, decode_committable(sealed))
-            )
+        sink, sealed = self._place.sink, part.committable
+        if part.checked is None and isinstance(sink, CheckingSink) and sealed is not None:
+            part.checked = beside(f"tidegate-check-{self.name}", lambda: sink.check_commit(decode_committable(sealed)))
         return part.checked
 
     def _in_flight(self, part: _Part) -> dict[str, tuple[Segment, ...]]:

@@ -8,12 +8,22 @@ from typing import Final
 
 import msgspec
 
-from tidegate.errors import RecoveryRefused
+from tidegate.errors import InvalidPipeline, RecoveryRefused
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
-from tidegate.sinks.contract import Committable, FileSink, Sink, SinkPlace, Staged, StagedFile, decode_committable
+from tidegate.sinks.contract import (
+    BoundSink,
+    Committable,
+    FileSink,
+    RowSink,
+    Sink,
+    SinkPlace,
+    Staged,
+    StagedFile,
+    decode_committable,
+)
 from tidegate.sinks.staging import shown
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
@@ -22,7 +32,19 @@ from tidegate.storage.manifest import Manifest, TableAddress
 _KINDS: Final = {"delta": "Delta table", "postgres": "PostgreSQL table"}
 
 
-def address_of(sink: Sink) -> TableAddress:
+def bound(sink: Sink, place: SinkPlace) -> BoundSink:
+    """A sink at its place. Refuse one that could not be written to: users may write their own."""
+    found = sink.bind(place)
+    if not isinstance(found, FileSink | RowSink):
+        raise InvalidPipeline(
+            f"{sink.describe()} of sink {place.stage!r} was bound to {type(found).__name__}, which has not all that a "
+            f"sink needs; tidegate.sinks.contract says what that is, and tidegate.testing.sinks has "
+            f"the tests for one"
+        )
+    return found
+
+
+def address_of(sink: BoundSink) -> TableAddress:
     """Where a sink's table is, and which one it is that is there now."""
     return msgspec.structs.replace(sink.table, identity=sink.identity())
 
@@ -32,11 +54,10 @@ def goes_on_from_rows(base: Manifest, sink: str) -> bool:
     return _last_with_rows(_sealed(base, sink)) >= 0
 
 
-def check_goes_on(
-    sink: Sink, place: SinkPlace, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Files
-) -> None:
+def check_goes_on(sink: BoundSink, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Files) -> None:
     """Refuse a table that does not hold what the checkpoint goes on from. `now`: what is there; None: no table is."""
-    table, name, then = sink.describe(), place.stage, base.shape[place.stage].table
+    table, name = sink.describe(), sink.place.stage
+    then = base.shape[name].table
     known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
     before = "" if then is None else _described(then)
     is_elsewhere = then is not None and not _is_at(then, sink.table)
@@ -48,7 +69,7 @@ def check_goes_on(
                 f"What to do: move the table there, or change the sink back, or {way_out}"
             )
         raise RecoveryRefused(f"{table} of sink {name!r} is gone, but {known}. What to do: restore it, or {way_out}")
-    facts = sink.facts(place)
+    facts = sink.facts()
     is_same = then is None or _is_same(then, now)
     lacks_rows = facts.next_batch <= _last_with_rows(_sealed(base, name))
     if is_same and is_elsewhere and not isinstance(sink, FileSink) and lacks_rows:
@@ -59,7 +80,7 @@ def check_goes_on(
         )
     if is_same or facts.committed_epoch:
         check_not_put_back(table, name, facts, base, log, store)
-        check_staged_is_there(sink, place, facts, now, base, log, store)
+        check_staged_is_there(sink, facts, now, base, log, store)
     elif is_elsewhere:
         raise RecoveryRefused(
             f"sink {name!r} wrote to {before}. Now it would write to {table}, which is another and holds nothing of "
@@ -133,16 +154,17 @@ def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, 
 
 
 def check_staged_is_there(
-    sink: Sink, place: SinkPlace, facts: SinkFacts, now: TableAddress, base: Manifest, log: DecisionLog, store: Files
+    sink: BoundSink, facts: SinkFacts, now: TableAddress, base: Manifest, log: DecisionLog, store: Files
 ) -> None:
     """Refuse a table that neither shows rows which the checkpoint has sealed, nor has them staged: one that was put
     back has lost both, where the checkpoint was sealed before the table was known to show them."""
-    sealed, then, name = _sealed(base, place.stage), base.shape[place.stage].table, place.stage
+    name = sink.place.stage
+    sealed, then = _sealed(base, name), base.shape[name].table
     files = [] if sealed is None else [each for each in sealed.files if each.rows and each.batch >= facts.next_batch]
     here = [each if then is None else _moved(each, then, now) for each in files]
     gone = [each for each in here if not Path(each.path).exists()]
     # Asked once more: a run that was taken over may have shown it meanwhile, and then removed it.
-    if not gone or gone[-1].batch < (facts := sink.facts(place)).next_batch:
+    if not gone or gone[-1].batch < (facts := sink.facts()).next_batch:
         return
     would_fit = what_would_fit(name, facts.committed_epoch, facts.next_batch, log, store)
     raise RecoveryRefused(

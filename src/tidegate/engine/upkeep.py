@@ -12,7 +12,7 @@ from typing import Final
 
 from tidegate.engine.beside import beside
 from tidegate.errors import first_line
-from tidegate.sinks.contract import KeptSink, Sink, SinkPlace, Upkeep
+from tidegate.sinks.contract import BoundSink, KeptSink, Upkeep
 from tidegate.storage.manifest import Manifest
 
 _log = logging.getLogger("tidegate")
@@ -25,8 +25,7 @@ class TableUpkeep:
 
     def __init__(
         self,
-        sinks: Mapping[str, Sink],
-        places: Mapping[str, SinkPlace],
+        sinks: Mapping[str, BoundSink],
         generation: int,
         retained: Callable[[], Sequence[Manifest]],
     ) -> None:
@@ -35,7 +34,6 @@ class TableUpkeep:
             for name, sink in sinks.items()
             if isinstance(sink, KeptSink) and sink.upkeep_every_ms is not None
         }
-        self._places = places
         self._generation = generation
         self._retained = retained
         self._due_ms: dict[str, int] = {}
@@ -46,13 +44,13 @@ class TableUpkeep:
         """Begin what is due, and tell what has ended."""
         for name, sink in self._sinks.items():
             if name not in self._due_ms:
-                self._due_ms[name] = now_ms + sink.upkeep_due_in_ms(self._places[name])
+                self._due_ms[name] = now_ms + sink.upkeep_due_in_ms()
             ended = self._under_way.get(name)
             if ended is not None and ended.done():
                 del self._under_way[name]
                 self._due_ms[name] = now_ms + self._on_ended(name, sink, ended)
             elif ended is None and now_ms >= self._due_ms[name]:
-                keep_up = partial(sink.keep_up, self._places[name], self._generation, self._retained, self._is_stopping)
+                keep_up = partial(sink.keep_up, self._generation, self._retained, self._is_stopping)
                 self._under_way[name] = beside(f"tidegate-upkeep-{name}", keep_up)
 
     def _on_ended(self, name: str, sink: KeptSink, ended: Future[Upkeep | None]) -> int:
@@ -81,7 +79,7 @@ class TableUpkeep:
                 _tell(name, self._sinks[name], ended.result())
 
 
-def _tell(name: str, sink: Sink, done: Upkeep | None) -> None:
+def _tell(name: str, sink: BoundSink, done: Upkeep | None) -> None:
     if done is not None:
         _log.info(
             "sink %s: upkeep of %s: before: %d files, after: %d; %d deleted, %s freed",

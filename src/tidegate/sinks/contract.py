@@ -1,10 +1,14 @@
 """What a sink is, and what each call may assume and must give.
 
+What a user writes, a `Sink`, only describes a table. It is *bound* to its place, which is a stage of a pipeline: once
+before Spark is started, to look at the table, and with a session for each generation. What comes of that is a
+`BoundSink`, which all calls below go to.
+
 A sink stage is a Spark query whose batches are *staged*: written where no reader sees them. A checkpoint *prepares*
 what was staged up to the stage's cut: it is sealed in a `Committable`, JSON that lies in the manifest. When the
 checkpoint is decided, `commit` makes it visible in one atomic step.
 
-There are two ways to stage, and a sink has one of them:
+There are two ways to stage, and a bound sink has one of them:
 - a `FileSink` names a folder, and Spark's own file sink writes Parquet files there, natively;
 - a `RowSink` gets each batch as a DataFrame and stages it itself, from the executors.
 
@@ -135,7 +139,7 @@ class CommitAnswer(enum.Enum):
 
 @runtime_checkable
 class Sink(Protocol):
-    """What both kinds of sink have."""
+    """What a user writes: a table, described. It holds nothing open, and may be bound several times, in any thread."""
 
     @property
     def is_exactly_once(self) -> bool:
@@ -147,100 +151,12 @@ class Sink(Protocol):
         """Where the rows are, for the manifest. Without credentials."""
         ...
 
-    def identity(self) -> str | None:
-        """What the table that is there now has and no other, not even one that takes its place at the same address.
-
-        Without credentials. None: there is no table, or nothing that tells it from others.
-        """
-        ...
-
     def describe(self) -> str:
         """The table, for people. Without credentials."""
         ...
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
-        """Raise if the table, there or yet to be created, cannot take this. Changes nothing.
-
-        Returns whether the table is there already. Where none has to be created, it is. In every process this comes
-        before the first `stage` or `commit`; what the table was found to be may be different by then.
-        """
-        ...
-
-    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
-        """Create the table with this schema, unless it is there."""
-        ...
-
-    def claim(self, place: SinkPlace) -> None:
-        """Make the table this root's, for this owner. May come again. Not before the root has a generation: one that
-        has none may be removed again, and nobody could use the table any more."""
-        ...
-
-    def facts(self, place: SinkPlace) -> SinkFacts:
-        """What the table itself says of the last epoch, the fence and the batches that it shows."""
-        ...
-
-    def fence(self, place: SinkPlace, generation: int) -> None: ...
-
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer: ...
-
-    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
-        """Remove what older generations have staged: what of it was decided is visible."""
-        ...
-
-
-@runtime_checkable
-class ProbingSink(Sink, Protocol):
-    """A sink that can tell much of its table before Spark is started, so that nobody waits for that in vain."""
-
-    def probe(self, place: SinkPlace) -> bool:
-        """Raise if the table cannot be reached, or could not take rows whatever their columns are. Changes nothing.
-
-        Returns whether the table is there. `check_table`, with the columns, follows when they are known.
-        """
-        ...
-
-
-@runtime_checkable
-class CheckingSink(Sink, Protocol):
-    """A sink that can tell before the decision whether its table takes the rows."""
-
-    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
-        """Raise `SinkFailed` if the table, as it is now, would refuse what was sealed. Changes nothing.
-
-        It comes beside commits of older epochs, which may remove what they have shown.
-        """
-        ...
-
-
-@runtime_checkable
-class FileSink(Sink, Protocol):
-    """A sink whose batches Spark stages as Parquet files."""
-
-    @property
-    def partition_by(self) -> tuple[str, ...]:
-        """The columns that staged files are partitioned by."""
-        ...
-
-    @property
-    def folders_by(self) -> tuple[str, ...]:
-        """The columns whose values name folders, be it only in the table."""
-        ...
-
-    def staging_folder(self, place: SinkPlace, generation: int) -> Path:
-        """Where a generation's files are staged."""
-        ...
-
-
-@runtime_checkable
-class RowSink(Sink, Protocol):
-    """A sink that stages its batches itself."""
-
-    def open_staging(self, place: SinkPlace, generation: int, schema: StructType) -> None:
-        """Before a generation's first batch. May come twice."""
-        ...
-
-    def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
-        """Stage a batch instead of whatever was staged of it before. Returns its rows."""
+    def bind(self, place: SinkPlace) -> BoundSink:
+        """The table as one stage writes to it: a `FileSink` or a `RowSink`. Touches nothing."""
         ...
 
 
@@ -254,27 +170,6 @@ class SinkWithPath(Sink, Protocol):
 
 
 @runtime_checkable
-class KeptSink(Sink, Protocol):
-    """A sink that looks after its table now and then, beside its commits."""
-
-    @property
-    def upkeep_every_ms(self) -> int | None:
-        """How often; None: never."""
-        ...
-
-    def upkeep_due_in_ms(self, place: SinkPlace) -> int:
-        """How soon, by when the table was last looked after, by whatever run."""
-        ...
-
-    def keep_up(
-        self, place: SinkPlace, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event
-    ) -> Upkeep | None:
-        """One pass. It shows the same rows before and after, whenever it is killed, and leaves what `retained` says,
-        asked after the table was looked at, as readable as it was. None: there was nothing to do."""
-        ...
-
-
-@runtime_checkable
 class OrderedSink(Sink, Protocol):
     """A sink that knows whether rows must come to it in order."""
 
@@ -284,4 +179,134 @@ class OrderedSink(Sink, Protocol):
 
         Then each of its batches, and of the stages before it, reads one segment of each input at most.
         """
+        ...
+
+
+@runtime_checkable
+class BoundSink(Protocol):
+    """A sink at its place: what both kinds of them have."""
+
+    @property
+    def place(self) -> SinkPlace:
+        """What it was bound to."""
+        ...
+
+    @property
+    def table(self) -> TableAddress:
+        """As the sink says it."""
+        ...
+
+    def describe(self) -> str:
+        """As the sink says it."""
+        ...
+
+    def identity(self) -> str | None:
+        """What the table that is there now has and no other, not even one that takes its place at the same address.
+
+        Without credentials. None: there is no table, or nothing that tells it from others.
+        """
+        ...
+
+    def check_table(self, schema: StructType, output_mode: str) -> bool:
+        """Raise if the table, there or yet to be created, cannot take this. Changes nothing.
+
+        Returns whether the table is there already. Where none has to be created, it is. This comes before the first
+        `stage` or `commit`; what the table was found to be may be different by then.
+        """
+        ...
+
+    def prepare_table(self, schema: StructType) -> None:
+        """Create the table with this schema, unless it is there."""
+        ...
+
+    def claim(self) -> None:
+        """Make the table this root's, for this owner. May come again. Not before the root has a generation: one that
+        has none may be removed again, and nobody could use the table any more."""
+        ...
+
+    def facts(self) -> SinkFacts:
+        """What the table itself says of the last epoch, the fence and the batches that it shows."""
+        ...
+
+    def fence(self, generation: int) -> None: ...
+
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer: ...
+
+    def forget_staged(self, before_generation: int) -> None:
+        """Remove what older generations have staged: what of it was decided is visible."""
+        ...
+
+
+@runtime_checkable
+class FileSink(BoundSink, Protocol):
+    """A sink whose batches Spark stages as Parquet files."""
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        """The columns that staged files are partitioned by."""
+        ...
+
+    @property
+    def folders_by(self) -> tuple[str, ...]:
+        """The columns whose values name folders, be it only in the table."""
+        ...
+
+    def staging_folder(self, generation: int) -> Path:
+        """Where a generation's files are staged."""
+        ...
+
+
+@runtime_checkable
+class RowSink(BoundSink, Protocol):
+    """A sink that stages its batches itself."""
+
+    def open_staging(self, generation: int, schema: StructType) -> None:
+        """Before a generation's first batch. May come twice."""
+        ...
+
+    def stage(self, generation: int, batch: int, frame: DataFrame) -> int:
+        """Stage a batch instead of whatever was staged of it before. Returns its rows."""
+        ...
+
+
+@runtime_checkable
+class ProbingSink(BoundSink, Protocol):
+    """A sink that can tell much of its table before Spark is started, so that nobody waits for that in vain."""
+
+    def probe(self) -> bool:
+        """Raise if the table cannot be reached, or could not take rows whatever their columns are. Changes nothing.
+
+        Returns whether the table is there. `check_table`, with the columns, follows when they are known.
+        """
+        ...
+
+
+@runtime_checkable
+class CheckingSink(BoundSink, Protocol):
+    """A sink that can tell before the decision whether its table takes the rows."""
+
+    def check_commit(self, committable: Committable) -> None:
+        """Raise `SinkFailed` if the table, as it is now, would refuse what was sealed. Changes nothing.
+
+        It comes beside commits of older epochs, which may remove what they have shown.
+        """
+        ...
+
+
+@runtime_checkable
+class KeptSink(BoundSink, Protocol):
+    """A sink that looks after its table now and then, beside its commits."""
+
+    @property
+    def upkeep_every_ms(self) -> int | None:
+        """How often; None: never."""
+        ...
+
+    def upkeep_due_in_ms(self) -> int:
+        """How soon, by when the table was last looked after, by whatever run."""
+        ...
+
+    def keep_up(self, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event) -> Upkeep | None:
+        """One pass. It shows the same rows before and after, whenever it is killed, and leaves what `retained` says,
+        asked after the table was looked at, as readable as it was. None: there was nothing to do."""
         ...

@@ -113,35 +113,69 @@ class DeltaTable:
         vacuum: str | None = "7d",
     ) -> None:
         self._given = local_path(path)
-        self._path = plain_path(path)
-        self._partition_by = as_names(partition_by)
-        self._key = as_names(key)
-        self._newest_by = as_names(newest_by)
-        self._target_size = None if target_file_size is None else size_in_bytes("target_file_size", target_file_size)
-        if self._target_size == 0:
+        self.path = plain_path(path)
+        self.partition_by = as_names(partition_by)
+        self.key = as_names(key)
+        self.newest_by = as_names(newest_by)
+        self.target_size = None if target_file_size is None else size_in_bytes("target_file_size", target_file_size)
+        if self.target_size == 0:
             raise InvalidConfig("target_file_size is 0; write a size such as 32MB, or None to leave files as they are")
-        self._optimize_ms = None if optimize is None else as_ms("optimize", optimize)
-        if self._optimize_ms is not None and self._target_size is None:
+        self.optimize_ms = None if optimize is None else as_ms("optimize", optimize)
+        if self.optimize_ms is not None and self.target_size is None:
             raise InvalidConfig("optimize needs a target_file_size: that is what it makes of small files")
-        self._vacuum_ms = None if vacuum is None else as_ms("vacuum", vacuum)
-        self._turn = threading.RLock()
+        self.vacuum_ms = None if vacuum is None else as_ms("vacuum", vacuum)
+        self.turn = threading.RLock()
         """Commits and the short part of upkeep that moves the table on take turns, so that none is in vain."""
-        self._checked: dict[str, frozenset[str]] = {}
-        """The staged files of each owner that were looked through."""
-        self._wanted: dict[str, deltalake.Schema] = {}
-        """What each owner writes, as it was checked."""
-        self._forced: frozenset[Path] = frozenset()
-        """What of the table's log is known to be on the disk."""
 
     def __repr__(self) -> str:
-        return f"DeltaTable({str(self._path)!r})"
+        return f"DeltaTable({str(self.path)!r})"
 
     def describe(self) -> str:
-        return f"Delta table {self._path}"
+        return f"Delta table {self.path}"
 
     @property
     def table(self) -> TableAddress:
-        return TableAddress("delta", str(self._path))
+        return TableAddress("delta", str(self.path))
+
+    def seen_from(self, folder: Path) -> Self:
+        if self._given.is_absolute():
+            return self
+        seen = copy.copy(self)
+        seen.path = plain_path(folder / self._given)
+        return seen
+
+    @property
+    def needs_order(self) -> bool:
+        return bool(self.key) and not self.newest_by
+
+    def bind(self, place: SinkPlace) -> BoundDeltaTable:
+        return BoundDeltaTable(self, place)
+
+
+class BoundDeltaTable:
+    """A Delta table as one stage writes to it."""
+
+    def __init__(self, sink: DeltaTable, place: SinkPlace) -> None:
+        self.sink = sink
+        self.place = place
+        self.path = sink.path
+        self._key = sink.key
+        self._partition_by = sink.partition_by
+        self._newest_by = sink.newest_by
+        self._target_size = sink.target_size
+        self._checked: frozenset[str] = frozenset()
+        """The staged files that were looked through."""
+        self._wanted: deltalake.Schema | None = None
+        """What the stage writes, as it was checked."""
+        self._forced: frozenset[Path] = frozenset()
+        """What of the table's log is known to be on the disk."""
+
+    def describe(self) -> str:
+        return self.sink.describe()
+
+    @property
+    def table(self) -> TableAddress:
+        return self.sink.table
 
     def identity(self) -> str | None:
         """What a table is given when it is created."""
@@ -149,78 +183,63 @@ class DeltaTable:
         return None if table is None else str(table.metadata().id)
 
     @property
-    def path(self) -> Path:
-        return self._path
-
-    def seen_from(self, folder: Path) -> Self:
-        if self._given.is_absolute():
-            return self
-        seen = copy.copy(self)
-        seen._path = plain_path(folder / self._given)
-        return seen
-
-    @property
     def partition_by(self) -> tuple[str, ...]:
         # What is merged at a commit is partitioned then.
         return () if self._key else self._partition_by
 
     @property
-    def needs_order(self) -> bool:
-        return bool(self._key) and not self._newest_by
-
-    @property
     def folders_by(self) -> tuple[str, ...]:
         return self._partition_by
 
-    def staging_folder(self, place: SinkPlace, generation: int) -> Path:
-        return generation_folder(self._path / _STAGING / place.owner, generation)
+    def staging_folder(self, generation: int) -> Path:
+        return generation_folder(self.path / _STAGING / self.place.owner, generation)
 
     # -- the table itself -------------------------------------------------------------------------
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
-        self._check_columns(place, schema, output_mode)
+    def check_table(self, schema: StructType, output_mode: str) -> bool:
+        self._check_columns(schema, output_mode)
         try:
             wanted = deltalake.Schema.from_json(schema.json())
         except Exception as error:
-            raise InvalidPipeline(f"{place.owner} has a column that a Delta table cannot hold: {error}") from error
-        self._wanted[place.owner] = wanted
+            raise InvalidPipeline(f"{self.place.owner} has a column that a Delta table cannot hold: {error}") from error
+        self._wanted = wanted
         table = self._open()
         if table is None:
             return False
-        self._check_root(place, table)
-        self._check_found(place, table)
+        self._check_root(table)
+        self._check_found(table)
         return True
 
-    def probe(self, place: SinkPlace) -> bool:
+    def probe(self) -> bool:
         table = self._open()
         if table is None:
             return False
-        self._check_root(place, table)
+        self._check_root(table)
         self._check_demands(table)
         return True
 
-    def _check_root(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
-        if _record(table, place, "root") not in (0, _number(place.root)):
+    def _check_root(self, table: deltalake.DeltaTable) -> None:
+        if self._record(table, "root") not in (0, _number(self.place.root)):
             raise foreign_table(
                 self.describe(),
-                place,
-                f"remove the folder {self._path}; if others write to it too, take another name for the sink",
+                self.place,
+                f"remove the folder {self.path}; if others write to it too, take another name for the sink",
             )
 
-    def _check_found(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
-        """Refuse a table that cannot take what this owner writes, whoever made it what it is now."""
+    def _check_found(self, table: deltalake.DeltaTable) -> None:
+        """Refuse a table that cannot take what the stage writes, whoever made it what it is now."""
         self._check_demands(table)
-        wanted, found = self._schema_of(place), table.schema()
+        wanted, found = self._schema_of(), table.schema()
         if _columns(found) != _columns(wanted):
             raise SinkFailed(
-                f"{self.describe()} has the columns {_columns(found)}, but {place.owner} writes {_columns(wanted)}; "
-                f"change the stage, or write to a new table"
+                f"{self.describe()} has the columns {_columns(found)}, but {self.place.owner} writes "
+                f"{_columns(wanted)}; change the stage, or write to a new table"
             )
         demanded = {field.name for field in found.fields if not field.nullable}
         unsure = [field.name for field in wanted.fields if field.nullable and field.name in demanded]
         if unsure:
             raise SinkFailed(
-                f"{self.describe()} takes no null in {unsure[0]!r}, but {place.owner} may write one; "
+                f"{self.describe()} takes no null in {unsure[0]!r}, but {self.place.owner} may write one; "
                 f"let the column be null, or write to a new table"
             )
 
@@ -243,165 +262,169 @@ class DeltaTable:
                 f"not by {self._partition_by or 'nothing'}"
             )
 
-    def _schema_of(self, place: SinkPlace) -> deltalake.Schema:
-        """What an owner writes."""
-        if place.owner not in self._wanted:
-            raise InvariantViolation(f"{self.describe()} was not checked for {place.owner} before its first commit")
-        return self._wanted[place.owner]
+    def _schema_of(self) -> deltalake.Schema:
+        """What the stage writes."""
+        if self._wanted is None:
+            raise InvariantViolation(
+                f"{self.describe()} was not checked for {self.place.owner} before its first commit"
+            )
+        return self._wanted
 
-    def _check_columns(self, place: SinkPlace, schema: StructType, output_mode: str) -> None:
-        check_key(self.describe(), self._key, place, schema, output_mode)
-        check_newest_by(self.describe(), self._newest_by, self._key, place, schema)
+    def _check_columns(self, schema: StructType, output_mode: str) -> None:
+        check_key(self.describe(), self._key, self.place, schema, output_mode)
+        check_newest_by(self.describe(), self._newest_by, self._key, self.place, schema)
         missing = [name for name in self._partition_by if name not in schema.names]
         if missing:
             raise InvalidPipeline(
-                f"{self.describe()} is partitioned by {missing[0]!r}, which {place.owner} does not have"
+                f"{self.describe()} is partitioned by {missing[0]!r}, which {self.place.owner} does not have"
             )
         reserved = [name for name in schema.names if name.lower().startswith(_RESERVED)]
         if reserved:
-            raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
+            raise InvalidPipeline(f"{self.place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
         for field in schema.fields:
             kinds = {kind.typeName() for kind in _kinds(field.dataType)}
             if any("interval" in kind or kind == "variant" for kind in kinds):
                 raise InvalidPipeline(
-                    f"{self.describe()} cannot hold {field.name!r} of {place.owner}, "
+                    f"{self.describe()} cannot hold {field.name!r} of {self.place.owner}, "
                     f"{field.dataType.simpleString()}; cast it"
                 )
             if field.name in self._key and "map" in kinds:
                 raise InvalidPipeline(
-                    f"{self.describe()} cannot have the key {field.name!r} of {place.owner}: Spark cannot compare maps"
+                    f"{self.describe()} cannot have the key {field.name!r} of {self.place.owner}: Spark cannot compare "
+                    f"maps"
                 )
         octets = [name for name in self._partition_by if schema[name].dataType.typeName() == "binary"]
         if octets:
             raise InvalidPipeline(
-                f"{self.describe()}: {place.owner} cannot be partitioned by {octets[0]!r}, which is binary; "
+                f"{self.describe()}: {self.place.owner} cannot be partitioned by {octets[0]!r}, which is binary; "
                 f"take its hexadecimal digits"
             )
         moments = [name for name in self._partition_by if schema[name].dataType.typeName() == "timestamp"]
         if moments:
             # Spark names such a folder in the session's time zone, Delta reads it in UTC.
             raise InvalidPipeline(
-                f"{self.describe()}: {place.owner} cannot be partitioned by {moments[0]!r}, a timestamp; take its date"
+                f"{self.describe()}: {self.place.owner} cannot be partitioned by {moments[0]!r}, a timestamp; "
+                f"take its date"
             )
         if not set(schema.names) - set(self._partition_by):
             raise InvalidPipeline(
-                f"{self.describe()}: {place.owner} has no column that the table is not partitioned by"
+                f"{self.describe()}: {self.place.owner} has no column that the table is not partitioned by"
             )
 
-    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
+    def prepare_table(self, schema: StructType) -> None:
         wanted = deltalake.Schema.from_json(schema.json())
         try:
-            deltalake.DeltaTable.create(self._path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
+            deltalake.DeltaTable.create(self.path, schema=wanted, partition_by=list(self._partition_by), mode="ignore")
         except DeltaError as error:
             raise SinkFailed(f"{self.describe()} cannot be created: {first_line(error)}") from error
-        self._sync_log(place, through=0)
+        self._sync_log(through=0)
 
-    def facts(self, place: SinkPlace) -> SinkFacts:
+    def facts(self) -> SinkFacts:
         table = self._open()
         if table is None:
             return SinkFacts()
-        return SinkFacts(_record(table, place, "epoch"), _record(table, place, "fence"), _record(table, place, "batch"))
+        return SinkFacts(self._record(table, "epoch"), self._record(table, "fence"), self._record(table, "batch"))
 
-    def claim(self, place: SinkPlace) -> None:
+    def claim(self) -> None:
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
-            self._check_root(place, table)
-            if _record(table, place, "root") or self._transact(place, table, [], [_root(place)]):
+            self._check_root(table)
+            if self._record(table, "root") or self._transact(table, [], [self._root()]):
                 return
         raise SinkFailed(f"{self.describe()} could not be claimed: {_COMMIT_TRIES} attempts met another writer's")
 
-    def fence(self, place: SinkPlace, generation: int) -> None:
+    def fence(self, generation: int) -> None:
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
                 return
-            self._check_root(place, table)
-            if _record(table, place, "fence") >= generation:
-                self._sync_log(place, through=table.version())
+            self._check_root(table)
+            if self._record(table, "fence") >= generation:
+                self._sync_log(through=table.version())
                 return
-            if self._transact(place, table, [], [_transaction(place, "fence", generation)]):
+            if self._transact(table, [], [self._transaction("fence", generation)]):
                 return
         raise SinkFailed(f"{self.describe()} could not be fenced: {_COMMIT_TRIES} attempts met another writer's")
 
     # -- committing -------------------------------------------------------------------------------
 
-    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
+    def check_commit(self, committable: Committable) -> None:
         if self._key:
-            self._refuse_conflicts(place, committable.files)
-            self._checked[place.owner] = frozenset(file.path for file in committable.files)
+            self._refuse_conflicts(committable.files)
+            self._checked = frozenset(file.path for file in committable.files)
 
-    def _refuse_conflicts(self, place: SinkPlace, staged: Sequence[StagedFile]) -> None:
+    def _refuse_conflicts(self, staged: Sequence[StagedFile]) -> None:
         """Refuse different rows of one key in a batch, in what was not looked through yet."""
         from pyspark.errors import PySparkException
 
-        known = self._checked.get(place.owner, frozenset())
+        known = self._checked
         unknown = [file for file in staged if file.rows and file.path not in known]
         # A commit beside us may remove what it has shown. A batch of which a part is gone it has looked through too; of
         # what is left, rows that a newer one was to replace might seem to conflict.
         while fresh := _of_whole_batches(unknown):
             try:
-                key = self._upsert(place, self._schema_of(place), ()).conflict(fresh)
+                key = self._upsert(self._schema_of(), ()).conflict(fresh)
             except PySparkException as error:
                 if not all(Path(file.path).exists() for file in fresh):
                     continue
                 raise SinkFailed(f"{self.describe()}: what was staged cannot be read: {first_line(error)}") from error
             if key is not None:
-                raise conflicting_rows(self.describe(), place, key, self._newest_by)
+                raise conflicting_rows(self.describe(), self.place, key, self._newest_by)
             break
-        self._checked[place.owner] = known | {file.path for file in unknown}
+        self._checked = known | {file.path for file in unknown}
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
-        refuse_foreign(self.describe(), place, committable.batches)
-        with self._turn:
-            return self._commit(place, permit, committable)
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), self.place, committable.batches)
+        with self.sink.turn:
+            return self._commit(permit, committable)
 
-    def _commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+    def _commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         combined: dict[tuple[StagedFile, ...], list[Path]] = {}
         for _ in range(_COMMIT_TRIES):
             table = self._open()
             if table is None:
                 raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
-            self._check_root(place, table)
-            if _record(table, place, "fence") > permit.generation:
-                raise Fenced(f"{self.describe()} was fenced by generation {_record(table, place, 'fence')}")
+            self._check_root(table)
+            if self._record(table, "fence") > permit.generation:
+                raise Fenced(f"{self.describe()} was fenced by generation {self._record(table, 'fence')}")
             # The batch is recorded as its number + 1, because a record starts at 0.
-            shown = _record(table, place, "batch")
-            epoch = _record(table, place, "epoch")
-            refuse_put_back(self.describe(), place, epoch, shown, committable)
-            attempts = self._attempts(place, permit.generation)
+            shown = self._record(table, "batch")
+            epoch = self._record(table, "epoch")
+            refuse_put_back(self.describe(), self.place, epoch, shown, committable)
+            attempts = self._attempts(permit.generation)
             if epoch >= permit.epoch:
                 # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
                 # what was staged is removed.
                 _remove(folder for folder in attempts if _attempted(folder) <= epoch)
-                self._sync_log(place, through=table.version())
+                self._sync_log(through=table.version())
                 return CommitAnswer.ALREADY
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
             if not fresh:
                 # Nothing to show: an idle pipeline makes no versions of its tables. Where rows were shown by an epoch
                 # before, whose run was killed, the next checkpoint no longer names them.
                 if committable.files:
-                    self._sync_log(place, through=table.version())
+                    self._sync_log(through=table.version())
                 return CommitAnswer.COMMITTED
-            self._check_found(place, table)
-            refuse_gone(self.describe(), place, fresh)
+            self._check_found(table)
+            refuse_gone(self.describe(), self.place, fresh)
             records = [
-                _transaction(place, "epoch", permit.epoch),
-                _transaction(place, "batch", max(shown, committable.through_batch + 1)),
-                _root(place),
+                self._transaction("epoch", permit.epoch),
+                self._transaction("batch", max(shown, committable.through_batch + 1)),
+                self._root(),
             ]
             if self._key:
-                self._refuse_conflicts(place, fresh)
+                self._refuse_conflicts(fresh)
             # Made for this version of the table or an older one, and never shown: once ours has followed on this
             # version, none of them can.
-            own = self._attempt(place, permit)
+            own = self._attempt(permit)
             vain = self._linked(folder for folder in attempts if _attempted(folder) > epoch and folder != own)
-            staged = self._targets(place, [Path(file.path) for file in fresh])
-            actions = self._actions(place, table, permit, fresh, combined)
-            if not self._transact(place, table, actions, records):
+            staged = self._targets([Path(file.path) for file in fresh])
+            actions = self._actions(table, permit, fresh, combined)
+            if not self._transact(table, actions, records):
                 continue  # look at what the other writer left
-            added = {self._path / each.path for each in actions if isinstance(each, AddAction)}
+            added = {self.path / each.path for each in actions if isinstance(each, AddAction)}
             for path in {*vain, *staged} - added:
                 path.unlink(missing_ok=True)
             _remove([*attempts, own])
@@ -410,7 +433,6 @@ class DeltaTable:
 
     def _actions(
         self,
-        place: SinkPlace,
         table: deltalake.DeltaTable,
         permit: CommitPermit,
         fresh: list[StagedFile],
@@ -420,33 +442,31 @@ class DeltaTable:
 
         `combined`: what this commit has made of small files, which is the same whatever others write meanwhile.
         """
-        folder = self._attempt(place, permit)
+        folder = self._attempt(permit)
         if tuple(fresh) in combined:
-            return [*self._add_all(place, combined[tuple(fresh)])]
+            return [*self._add_all(combined[tuple(fresh)])]
         for path in self._linked([folder]):  # by an earlier try of ours, which the table would know of
             path.unlink(missing_ok=True)
         _remove([folder])
         if not self._key:
-            combined[tuple(fresh)] = self._combined(place, table, fresh, folder)
-            return [*self._add_all(place, combined[tuple(fresh)])]
-        upsert = self._upsert(place, table.schema(), active_files(table, self._key))
+            combined[tuple(fresh)] = self._combined(table, fresh, folder)
+            return [*self._add_all(combined[tuple(fresh)])]
+        upsert = self._upsert(table.schema(), active_files(table, self._key))
         with _spark_fails(f"{self.describe()}: its rows cannot be merged"):
             replaced = upsert.write(fresh, folder)
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
-            *self._add_all(place, [path for path in sorted(folder.rglob("*.parquet")) if count_rows(path)]),
+            *self._add_all([path for path in sorted(folder.rglob("*.parquet")) if count_rows(path)]),
         ]
 
-    def _combined(
-        self, place: SinkPlace, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], folder: Path
-    ) -> list[Path]:
+    def _combined(self, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], folder: Path) -> list[Path]:
         """The files to be shown: those that were staged, and in place of small ones what they were combined to."""
         staged = [Path(file.path) for file in fresh]
-        if self._target_size is None or place.session is None:
+        if self._target_size is None or self.place.session is None:
             return staged
-        targets = self._targets(place, staged)
-        homes = {path: target.parent.relative_to(self._path) for path, target in zip(staged, targets, strict=True)}
+        targets = self._targets(staged)
+        homes = {path: target.parent.relative_to(self.path) for path, target in zip(staged, targets, strict=True)}
         wanted = bins(
             (Piece(path, file.size_bytes, homes[path]) for path, file in zip(staged, fresh, strict=True)),
             self._target_size,
@@ -456,7 +476,7 @@ class DeltaTable:
             return staged
         try:
             with _spark_fails("Spark"):
-                written = combine(place.session, self._stored(table), wanted, folder)
+                written = combine(self.place.session, self._stored(table), wanted, folder)
         except (SinkFailed, OSError) as error:
             # To show many small files is better than to show none.
             _log.warning("%s: small files are shown as they are: %s", self.describe(), error)
@@ -478,18 +498,18 @@ class DeltaTable:
         every = StructType.fromJson(json.loads(table.schema().to_json()))
         return StructType([field for field in every.fields if field.name not in self._partition_by])
 
-    def _upsert(self, place: SinkPlace, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
+    def _upsert(self, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
         # These bring PySpark, which an append does not need.
         from pyspark.sql.types import StructType
 
         from tidegate.sinks.upsert import Upsert
 
-        if place.session is None:
+        if self.place.session is None:
             raise SinkFailed(f"{self.describe()} has a key: it can be committed only while the pipeline runs")
         schema = StructType.fromJson(json.loads(columns.to_json()))
         return Upsert(
-            place.session,
-            self._path,
+            self.place.session,
+            self.path,
             schema,
             files,
             self._key,
@@ -498,76 +518,74 @@ class DeltaTable:
             self._target_size,
         )
 
-    def _add_all(self, place: SinkPlace, staged: list[Path], *, data_change: bool = True) -> list[AddAction]:
+    def _add_all(self, staged: list[Path], *, data_change: bool = True) -> list[AddAction]:
         """Link files into the table, and describe them. When it is done they are on the disk, by these names too."""
-        targets = self._targets(place, staged)
+        targets = self._targets(staged)
         added = [self._add(path, target, data_change=data_change) for path, target in zip(staged, targets, strict=True)]
-        if place.fsync:
+        if self.place.fsync:
             sync(targets, self._forced)
         return added
 
-    def _attempt(self, place: SinkPlace, permit: CommitPermit) -> Path:
+    def _attempt(self, permit: CommitPermit) -> Path:
         """Where a commit writes what it merges."""
-        return self.staging_folder(place, permit.generation) / f"{_MERGE}{permit.epoch}"
+        return self.staging_folder(permit.generation) / f"{_MERGE}{permit.epoch}"
 
-    def _attempts(self, place: SinkPlace, generation: int) -> list[Path]:
+    def _attempts(self, generation: int) -> list[Path]:
         """Where commits have written what they merged, up to a generation: a newer one's is none of our business."""
-        found = (self._path / _STAGING / place.owner).glob(f"*/{_MERGE}*")
+        found = (self.path / _STAGING / self.place.owner).glob(f"*/{_MERGE}*")
         return [folder for folder in found if int(folder.parent.name) <= generation]
 
     def _linked(self, attempts: Iterable[Path]) -> list[Path]:
         """What attempts have linked into the table, or would have."""
-        return [self._path / file.relative_to(folder) for folder in attempts for file in folder.rglob("*.parquet")]
+        return [self.path / file.relative_to(folder) for folder in attempts for file in folder.rglob("*.parquet")]
 
-    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
-        forget_generations(self._path / _STAGING / place.owner, before_generation)
+    def forget_staged(self, before_generation: int) -> None:
+        forget_generations(self.path / _STAGING / self.place.owner, before_generation)
 
     # -- upkeep -----------------------------------------------------------------------------------
 
     @property
     def upkeep_every_ms(self) -> int | None:
-        return self._optimize_ms
+        return self.sink.optimize_ms
 
-    def upkeep_due_in_ms(self, place: SinkPlace) -> int:
+    def upkeep_due_in_ms(self) -> int:
         try:
-            last = self._upkeep_mark(place).stat().st_mtime
+            last = self._upkeep_mark().stat().st_mtime
         except FileNotFoundError:
             return 0
         since_ms = max(0, round((time.time() - last) * 1000))
-        return max(0, (self._optimize_ms or 0) - since_ms)
+        return max(0, (self.sink.optimize_ms or 0) - since_ms)
 
-    def _upkeep_mark(self, place: SinkPlace) -> Path:
+    def _upkeep_mark(self) -> Path:
         """A file whose time tells when a pass has come to its end."""
-        return self._path / _STAGING / place.owner / "upkeep"
+        return self.path / _STAGING / self.place.owner / "upkeep"
 
     def keep_up(
         self,
-        place: SinkPlace,
         generation: int,
         retained: Callable[[], Sequence[Manifest]],
         is_stopping: threading.Event,
     ) -> Upkeep | None:
         table = self._open()
-        if table is None or place.session is None or self._target_size is None:
+        if table is None or self.place.session is None or self._target_size is None:
             return None
         before = after = len(active_files(table))
-        folder = self.staging_folder(place, generation) / _UPKEEP
+        folder = self.staging_folder(generation) / _UPKEEP
         _remove([folder])  # of a pass that failed
         try:
-            rewritten = self._rewriting(place.session, table, folder)
-            after -= self._compact(place, table, self._target_size, rewritten, is_stopping)
+            rewritten = self._rewriting(self.place.session, table, folder)
+            after -= self._compact(table, self._target_size, rewritten, is_stopping)
         finally:
             _remove([folder])
-        deleted = [] if is_stopping.is_set() or self._vacuum_ms is None else self._vacuum(place, retained)
+        deleted = [] if is_stopping.is_set() or self.sink.vacuum_ms is None else self._vacuum(retained)
         if not is_stopping.is_set():
-            mark = self._upkeep_mark(place)
+            mark = self._upkeep_mark()
             mark.parent.mkdir(parents=True, exist_ok=True)
             mark.touch()
         return Upkeep(before, after, len(deleted), sum(deleted)) if deleted or after < before else None
 
     def _compact(
         self,
-        place: SinkPlace,
         table: deltalake.DeltaTable,
         target: int,
         rewritten: Callable[[Sequence[TableFile]], Rewritten],
@@ -577,14 +595,14 @@ class DeltaTable:
         self._check_keepable(table)
         done: list[Rewritten] = []
         fewer = 0
-        for files in small_files(table, self._path, target):
+        for files in small_files(table, self.path, target):
             if is_stopping.is_set():
                 break
             done.append(rewritten(files))
             if sum(each.size for each in done) >= _UPKEEP_BYTES:
-                fewer += self._replace(place, table.schema(), done)
+                fewer += self._replace(table.schema(), done)
                 done = []
-        return fewer + self._replace(place, table.schema(), done)
+        return fewer + self._replace(table.schema(), done)
 
     def _rewriting(
         self, session: SparkSession, table: deltalake.DeltaTable, folder: Path
@@ -599,7 +617,7 @@ class DeltaTable:
 
         def rewritten(files: Sequence[TableFile]) -> Rewritten:
             with _spark_fails("its small files cannot be made few"):
-                return rewrite(own, self._path, schema, files, self._partition_by, folder / str(next(numbers)))
+                return rewrite(own, self.path, schema, files, self._partition_by, folder / str(next(numbers)))
 
         return rewritten
 
@@ -610,9 +628,9 @@ class DeltaTable:
         if tuple(table.metadata().partition_columns) != self._partition_by:
             raise SinkFailed(f"it is no longer partitioned by {self._partition_by or 'nothing'}")
 
-    def _replace(self, place: SinkPlace, schema: deltalake.Schema, done: list[Rewritten]) -> int:
+    def _replace(self, schema: deltalake.Schema, done: list[Rewritten]) -> int:
         """Let what was written take the place of what it was made of, where the table still shows all of that."""
-        with self._turn:
+        with self.sink.turn:
             for _ in range(_COMMIT_TRIES):
                 if not done:
                     return 0
@@ -621,42 +639,42 @@ class DeltaTable:
                 still = [each for each in done if active.issuperset(file.path for file in each.files)]
                 if table is None or table.schema() != schema:
                     still = []
-                self._unlink(place, [each for each in done if each not in still])
+                self._unlink([each for each in done if each not in still])
                 done = still
                 if table is None or not done:
                     return 0
                 self._check_keepable(table)
                 now_ms = time.time_ns() // 1_000_000
                 removed = [RemoveAction(file.path, False, now_ms) for each in done for file in each.files]
-                added = self._add_all(place, [path for each in done for path in each.written], data_change=False)
-                if self._transact(place, table, [*removed, *added], []):
+                added = self._add_all([path for each in done for path in each.written], data_change=False)
+                if self._transact(table, [*removed, *added], []):
                     return len(removed) - len(added)
-            self._unlink(place, done)
+            self._unlink(done)
             return 0  # others write to it all the time: later
 
-    def _unlink(self, place: SinkPlace, given_up: list[Rewritten]) -> None:
+    def _unlink(self, given_up: list[Rewritten]) -> None:
         """What is not in the table: a transaction that seemed to fail may have made its version."""
         table = self._open() if given_up else None
-        shown = set() if table is None else {self._path / file.path for file in active_files(table)}
-        for path in self._targets(place, (path for each in given_up for path in each.written)):
+        shown = set() if table is None else {self.path / file.path for file in active_files(table)}
+        for path in self._targets(path for each in given_up for path in each.written):
             if path not in shown:
                 path.unlink(missing_ok=True)
 
-    def _vacuum(self, place: SinkPlace, retained: Callable[[], Sequence[Manifest]]) -> list[int]:
+    def _vacuum(self, retained: Callable[[], Sequence[Manifest]]) -> list[int]:
         """Delete files that nobody needs. Returns their sizes."""
         table = self._open()
-        if table is None or self._vacuum_ms is None:
+        if table is None or self.sink.vacuum_ms is None:
             return []
         self._check_keepable(table)
         # Asked after the table was opened: a checkpoint that is not among these yet is shown by a later version, and
         # what this version no longer has, no later one has.
-        versions = versions_of(self._path, place.stage, retained())
-        files = unneeded_files(table, self._path, retention_s(table, self._vacuum_ms), versions)
+        versions = versions_of(self.path, self.place.stage, retained())
+        files = unneeded_files(table, self.path, retention_s(table, self.sink.vacuum_ms), versions)
         if files:
-            self._sync_shown(place, table)
-        with self._turn:
+            self._sync_shown(table)
+        with self.sink.turn:
             now = self._open()
-            shown = set() if now is None else {self._path / file.path for file in active_files(now)}
+            shown = set() if now is None else {self.path / file.path for file in active_files(now)}
             sizes = []
             for path in files if now is not None else []:
                 if path not in shown:  # put back meanwhile, from an older version
@@ -668,10 +686,10 @@ class DeltaTable:
     # -- inside -----------------------------------------------------------------------------------
 
     def _open(self) -> deltalake.DeltaTable | None:
-        if self._path.is_file():
+        if self.path.is_file():
             raise SinkFailed(f"{self.describe()} is a file; a Delta table is a folder")
         try:
-            return deltalake.DeltaTable(self._path)
+            return deltalake.DeltaTable(self.path)
         except TableNotFoundError:
             return None
         except DeltaError as error:
@@ -679,7 +697,6 @@ class DeltaTable:
 
     def _transact(
         self,
-        place: SinkPlace,
         table: deltalake.DeltaTable,
         actions: list[AddAction | RemoveAction],
         records: list[Transaction],
@@ -698,28 +715,39 @@ class DeltaTable:
             if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
                 return False
             raise SinkFailed(f"{self.describe()} cannot be written: {first_line(error)}") from error
-        self._sync_log(place, through=table.version() + 1)
+        self._sync_log(through=table.version() + 1)
         return True
 
-    def _sync_shown(self, place: SinkPlace, table: deltalake.DeltaTable) -> None:
+    def _transaction(self, kind: str, value: int) -> Transaction:
+        # Where transactions expire, Delta on Spark takes one without a time for an old one.
+        return Transaction(f"tidegate/{self.place.owner}/{kind}", value, time.time_ns() // 1_000_000)
+
+    def _root(self) -> Transaction:
+        """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
+        return self._transaction("root", _number(self.place.root))
+
+    def _record(self, table: deltalake.DeltaTable, kind: str) -> int:
+        return table.transaction_version(f"tidegate/{self.place.owner}/{kind}") or 0
+
+    def _sync_shown(self, table: deltalake.DeltaTable) -> None:
         """Force what takes the place of files to the disk before these are deleted: other writers leave that to the
         system, and a run may have been killed before it came to it. What is older was written by itself long ago."""
-        if place.fsync:
+        if self.place.fsync:
             since_ms = (time.time() - _SURELY_WRITTEN_S) * 1000
             sync(
-                (self._path / file.path for file in active_files(table) if file.modified_ms > since_ms), missing_ok=True
+                (self.path / file.path for file in active_files(table) if file.modified_ms > since_ms), missing_ok=True
             )
-            self._sync_log(place, through=table.version())
+            self._sync_log(through=table.version())
 
-    def _sync_log(self, place: SinkPlace, through: int) -> None:
+    def _sync_log(self, through: int) -> None:
         """Force the last versions of the table's log to the disk, which deltalake leaves to the system.
 
         Not only the very last: what a commit finds done already was done by a run that was killed before it came to
         this, perhaps a few versions ago, because others write to the table too.
         """
-        if not place.fsync:
+        if not self.place.fsync:
             return
-        log = self._path / "_delta_log"
+        log = self.path / "_delta_log"
         last = tuple(f"{version:020d}." for version in range(max(0, through - _FORCED_VERSIONS), through + 1))
         files = {Path(entry.path) for entry in os.scandir(log) if entry.name.startswith(last)}
         pointer = log / "_last_checkpoint"  # which changes with each checkpoint of the log
@@ -729,7 +757,7 @@ class DeltaTable:
 
     def _add(self, staged: Path, target: Path, *, data_change: bool) -> AddAction:
         """Link a staged file into the table, and describe it."""
-        inside = target.relative_to(self._path).parts
+        inside = target.relative_to(self.path).parts
         link(staged, target)
         partitions = dict(part.split("=", 1) for part in inside[:-1])
         values = {unquote(name): None if value == NULL_FOLDER else unquote(value) for name, value in partitions.items()}
@@ -743,12 +771,12 @@ class DeltaTable:
             stats=statistics(target),
         )
 
-    def _targets(self, place: SinkPlace, staged: Iterable[Path]) -> list[Path]:
+    def _targets(self, staged: Iterable[Path]) -> list[Path]:
         """Where staged files are to be in the table."""
-        staging = self._path / _STAGING / place.owner
+        staging = self.path / _STAGING / self.place.owner
         # Without the folder of the generation, and of the batch or the attempt where there is one.
         below = [path.relative_to(staging).parts[1:] for path in staged]
-        return [self._path.joinpath(*(part for part in each[:-1] if "=" in part), each[-1]) for each in below]
+        return [self.path.joinpath(*(part for part in each[:-1] if "=" in part), each[-1]) for each in below]
 
 
 @contextmanager
@@ -780,23 +808,9 @@ def _remove(folders: Iterable[Path]) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _transaction(place: SinkPlace, kind: str, value: int) -> Transaction:
-    # Where transactions expire, Delta on Spark takes one without a time for an old one.
-    return Transaction(f"tidegate/{place.owner}/{kind}", value, time.time_ns() // 1_000_000)
-
-
-def _root(place: SinkPlace) -> Transaction:
-    """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
-    return _transaction(place, "root", _number(place.root))
-
-
 def _number(root: str) -> int:
     """A root's id as the version of a transaction can hold it: 62 bits of its digest, and never 0."""
     return (int.from_bytes(hashlib.sha256(root.encode()).digest()[:8]) >> 2) + 1
-
-
-def _record(table: deltalake.DeltaTable, place: SinkPlace, kind: str) -> int:
-    return table.transaction_version(f"tidegate/{place.owner}/{kind}") or 0
 
 
 def _columns(schema: deltalake.Schema) -> str:

@@ -68,18 +68,16 @@ class ForeachBatch:
     """Calls `function(rows, epoch)` for each epoch that has rows, at least once."""
 
     is_exactly_once = False
-    partition_by = ()
-    folders_by = ()
 
     def __init__(self, function: Callable[[DataFrame, int], object]) -> None:
-        self._function = function
+        self.function = function
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._name})"
 
     @property
     def _name(self) -> str:
-        return _name_of(self._function)
+        return _name_of(self.function)
 
     def describe(self) -> str:
         return f"function {self._name}"
@@ -88,51 +86,71 @@ class ForeachBatch:
     def table(self) -> TableAddress:
         return TableAddress("function", self._name)
 
+    def bind(self, place: SinkPlace) -> BoundFunction:
+        return BoundFunction(self, place)
+
+
+class BoundFunction:
+    """A function as one stage calls it."""
+
+    partition_by = ()
+    folders_by = ()
+
+    def __init__(self, sink: ForeachBatch, place: SinkPlace) -> None:
+        self.sink = sink
+        self.place = place
+
+    def describe(self) -> str:
+        return self.sink.describe()
+
+    @property
+    def table(self) -> TableAddress:
+        return self.sink.table
+
     def identity(self) -> str | None:
         return None
 
-    def check_table(self, _place: SinkPlace, _schema: StructType, _output_mode: str) -> bool:
+    def check_table(self, _schema: StructType, _output_mode: str) -> bool:
         """A function takes anything, and nothing has to be created for it."""
         return True
 
-    def prepare_table(self, place: SinkPlace, schema: StructType) -> None:
+    def prepare_table(self, schema: StructType) -> None:
         # So that an epoch's rows have the stage's columns, whatever files it consists of.
-        _write_whole(place, _SCHEMA, schema.json().encode())
+        _write_whole(self.place, _SCHEMA, schema.json().encode())
 
-    def claim(self, _place: SinkPlace) -> None:
+    def claim(self) -> None:
         """What is remembered and staged lies in the root, so it is no other's."""
 
-    def staging_folder(self, place: SinkPlace, generation: int) -> Path:
-        return generation_folder(place.folder, generation)
+    def staging_folder(self, generation: int) -> Path:
+        return generation_folder(self.place.folder, generation)
 
-    def facts(self, place: SinkPlace) -> SinkFacts:
-        record = self._read(place)
+    def facts(self) -> SinkFacts:
+        record = self._read()
         return SinkFacts(record.epoch, record.fence, record.next_batch)
 
-    def fence(self, place: SinkPlace, generation: int) -> None:
-        record = self._read(place)
+    def fence(self, generation: int) -> None:
+        record = self._read()
         if record.fence < generation:
             # A call that was interrupted was for what is skipped now: there are no such rows to repeat it with.
-            self._write(place, _Record(record.epoch, record.next_batch, generation))
+            self._write(_Record(record.epoch, record.next_batch, generation))
         else:
-            self._force_found(place)
+            self._force_found()
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
-        refuse_foreign(self.describe(), place, committable.batches)
-        record = self._read(place)
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), self.place, committable.batches)
+        record = self._read()
         self._check_fence(record, permit)
-        refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
+        refuse_put_back(self.describe(), self.place, record.epoch, record.next_batch, committable)
         if record.epoch >= permit.epoch:
-            self._force_found(place)
+            self._force_found()
             return CommitAnswer.ALREADY
         if record.epoch < record.calling < permit.epoch:
-            record = self._show(place, permit, record, record.calling, record.calling_next_batch, committable)
-        self._show(place, permit, record, permit.epoch, committable.through_batch + 1, committable)
+            record = self._show(permit, record, record.calling, record.calling_next_batch, committable)
+        self._show(permit, record, permit.epoch, committable.through_batch + 1, committable)
         return CommitAnswer.COMMITTED
 
     def _show(
         self,
-        place: SinkPlace,
         permit: CommitPermit,
         record: _Record,
         epoch: int,
@@ -142,50 +160,50 @@ class ForeachBatch:
         next_batch = max(record.next_batch, next_batch)
         fresh = [file for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
         if fresh:
-            refuse_gone(self.describe(), place, fresh)
+            refuse_gone(self.describe(), self.place, fresh)
             calling = msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch)
-            self._note(place, permit, calling)
-            self._call(place, [file.path for file in fresh], epoch)
-        return self._note(place, permit, _Record(epoch, next_batch))
+            self._note(permit, calling)
+            self._call([file.path for file in fresh], epoch)
+        return self._note(permit, _Record(epoch, next_batch))
 
-    def _note(self, place: SinkPlace, permit: CommitPermit, record: _Record) -> _Record:
+    def _note(self, permit: CommitPermit, record: _Record) -> _Record:
         """Write a record, unless a fence came since the last one was read: a call may take long."""
-        now = self._read(place)
+        now = self._read()
         self._check_fence(now, permit)
         record = msgspec.structs.replace(record, fence=now.fence)
-        self._write(place, record)
+        self._write(record)
         return record
 
     def _check_fence(self, record: _Record, permit: CommitPermit) -> None:
         if record.fence > permit.generation:
             raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
 
-    def _call(self, place: SinkPlace, files: list[str], epoch: int) -> None:
+    def _call(self, files: list[str], epoch: int) -> None:
         from pyspark.sql.types import StructType
 
-        if place.session is None:
+        if self.place.session is None:
             raise SinkFailed(f"{self.describe()} can be called only while the pipeline runs")
-        schema = StructType.fromJson(msgspec.json.decode((place.folder / _SCHEMA).read_bytes()))
-        self._function(read_files(place.session, schema, map(Path, files)), epoch)
+        schema = StructType.fromJson(msgspec.json.decode((self.place.folder / _SCHEMA).read_bytes()))
+        self.sink.function(read_files(self.place.session, schema, map(Path, files)), epoch)
 
-    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
-        forget_generations(place.folder, before_generation)
+    def forget_staged(self, before_generation: int) -> None:
+        forget_generations(self.place.folder, before_generation)
 
-    def _read(self, place: SinkPlace) -> _Record:
+    def _read(self) -> _Record:
         try:
-            return msgspec.json.decode((place.folder / _RECORD).read_bytes(), type=_Record)
+            return msgspec.json.decode((self.place.folder / _RECORD).read_bytes(), type=_Record)
         except FileNotFoundError:
             return _Record()
         except msgspec.MsgspecError as error:
-            raise SinkFailed(f"{place.folder / _RECORD} cannot be read: {error}") from error
+            raise SinkFailed(f"{self.place.folder / _RECORD} cannot be read: {error}") from error
 
-    def _force_found(self, place: SinkPlace) -> None:
+    def _force_found(self) -> None:
         """The run that wrote the record may have been killed before it had forced its name."""
-        if place.fsync:
-            sync_names([place.folder / _RECORD])
+        if self.place.fsync:
+            sync_names([self.place.folder / _RECORD])
 
-    def _write(self, place: SinkPlace, record: _Record) -> None:
-        _write_whole(place, _RECORD, msgspec.json.encode(record))
+    def _write(self, record: _Record) -> None:
+        _write_whole(self.place, _RECORD, msgspec.json.encode(record))
 
 
 def _write_whole(place: SinkPlace, name: str, data: bytes) -> None:

@@ -24,7 +24,7 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
         sink = _sink_at(shape.table)
         place = SinkPlace(root.pipeline, name, root.paths.absolute(root.paths.sink(name)), root=root.id)
         try:
-            found = None if sink is None else sink.facts(place)
+            found = None if sink is None else sink.bind(place).facts()
         except (TidegateError, OSError):
             found = None  # the run will say why it cannot be read
         if found is None:

@@ -95,29 +95,65 @@ class PostgresTable:
         schema, _, name = table.rpartition(".")
         if not name or "." in schema:
             raise InvalidPipeline(f"a PostgreSQL table is called 'name' or 'schema.name', not {table!r}")
-        self._schema = schema or "public"
-        self._name = name
+        self.schema = schema or "public"
+        self.name = name
         self._dsn = dsn
-        self._key = as_names(key)
+        self.key = as_names(key)
         self._timeout_ms = as_ms("timeout", timeout)
         if not self._timeout_ms:
             raise InvalidConfig(f"timeout is {timeout!r}; it must be at least 1ms, such as 10m")
-        self._check = check
-        self._turn = threading.Lock()
+        self.newest_by = as_names(newest_by)
+        self.check = check
+        self.turn = threading.Lock()
         """A check and a commit take turns here: in the server one would end the other, if it took long."""
-        self._newest_by = as_names(newest_by)
-        self._checked: dict[str, frozenset[StagedBatch]] = {}
-        """The staged batches of each owner that were looked through."""
 
     def __repr__(self) -> str:
-        return f"PostgresTable({self._schema}.{self._name})"
+        return f"PostgresTable({self.schema}.{self.name})"
 
     def describe(self) -> str:
-        return f"PostgreSQL table {self._schema}.{self._name}"
+        return f"PostgreSQL table {self.schema}.{self.name}"
 
     @property
     def table(self) -> TableAddress:
-        return TableAddress("postgres", f"{self._schema}.{self._name}")
+        return TableAddress("postgres", f"{self.schema}.{self.name}")
+
+    @property
+    def needs_order(self) -> bool:
+        return bool(self.key) and not self.newest_by
+
+    def bind(self, place: SinkPlace) -> BoundPostgresTable:
+        return BoundPostgresTable(self, place)
+
+    def server(self) -> Server:
+        """How its server is reached."""
+        try:
+            from tidegate.sinks.postgres_connection import Server
+        except ImportError as error:
+            raise InvalidPipeline(
+                "PostgresTable needs the package psycopg: pip install 'tidegate[postgres]'"
+            ) from error
+        return Server(self._dsn, self._timeout_ms)
+
+
+class BoundPostgresTable:
+    """A PostgreSQL table as one stage writes to it."""
+
+    def __init__(self, sink: PostgresTable, place: SinkPlace) -> None:
+        self.sink = sink
+        self.place = place
+        self._schema = sink.schema
+        self._name = sink.name
+        self._key = sink.key
+        self._newest_by = sink.newest_by
+        self._checked: frozenset[StagedBatch] = frozenset()
+        """The staged batches that were looked through."""
+
+    def describe(self) -> str:
+        return self.sink.describe()
+
+    @property
+    def table(self) -> TableAddress:
+        return self.sink.table
 
     def identity(self) -> str | None:
         """The server, the database and the table, as the server itself numbers them."""
@@ -130,52 +166,49 @@ class PostgresTable:
                 return None
             return f"{_server_number(connection)} {found[0]} {found[1]}"
 
-    @property
-    def needs_order(self) -> bool:
-        return bool(self._key) and not self._newest_by
-
     # -- the table itself -------------------------------------------------------------------------
 
-    def check_table(self, place: SinkPlace, schema: StructType, output_mode: str) -> bool:
-        wanted = {field.name: self._type(place, field.name, field.dataType) for field in schema.fields}
-        check_key(self.describe(), self._key, place, schema, output_mode)
-        check_newest_by(self.describe(), self._newest_by, self._key, place, schema)
+    def check_table(self, schema: StructType, output_mode: str) -> bool:
+        wanted = {field.name: self._type(field.name, field.dataType) for field in schema.fields}
+        check_key(self.describe(), self._key, self.place, schema, output_mode)
+        check_newest_by(self.describe(), self._newest_by, self._key, self.place, schema)
         long = [name for name in (self._schema, self._name, *wanted) if len(name.encode()) > _LONGEST_NAME]
         if long:
             raise InvalidPipeline(
-                f"{place.owner}: PostgreSQL would cut {long[0]!r} off at {_LONGEST_NAME} bytes; take a shorter name"
+                f"{self.place.owner}: PostgreSQL would cut {long[0]!r} off at {_LONGEST_NAME} bytes; "
+                f"take a shorter name"
             )
         reserved = [name for name in wanted if name in (_BATCH, _PART, _ROW)]
         if reserved:
-            raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
+            raise InvalidPipeline(f"{self.place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
         with self._connected() as connection:
-            self._check_root(place, self._record(connection, place))  # it may have outlived the table
+            self._check_root(self._record(connection))  # it may have outlived the table
             found = self._columns(connection)
             if not found:
                 return False
             if found != wanted:
                 raise SinkFailed(
-                    f"{self.describe()} has the columns {_listed(found)}, but {place.owner} writes {_listed(wanted)}; "
-                    f"change the stage or the table, or write to a new table"
+                    f"{self.describe()} has the columns {_listed(found)}, but {self.place.owner} writes "
+                    f"{_listed(wanted)}; change the stage or the table, or write to a new table"
                 )
-            self._check_takes_rows(connection, place)
+            self._check_takes_rows(connection)
             return True
 
-    def probe(self, place: SinkPlace) -> bool:
+    def probe(self) -> bool:
         with self._connected() as connection:
-            self._check_root(place, self._record(connection, place))
+            self._check_root(self._record(connection))
             if not self._columns(connection):
                 return False
-            self._check_takes_rows(connection, place)
+            self._check_takes_rows(connection)
             return True
 
-    def _check_takes_rows(self, connection: psycopg.Connection[Any], place: SinkPlace) -> None:
+    def _check_takes_rows(self, connection: psycopg.Connection[Any]) -> None:
         """Refuse a table that would not hold the rows as they are, or not for long."""
         generated = self._generated(connection)
         if generated is not None:
             raise SinkFailed(
-                f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but {place.owner} "
-                f"writes them; take that off the column, or write to a new table"
+                f"{self.describe()} makes the values of {generated!r} itself (GENERATED ALWAYS), but "
+                f"{self.place.owner} writes them; take that off the column, or write to a new table"
             )
         if self._key and not self._has_unique_key(connection):
             raise SinkFailed(
@@ -209,7 +242,7 @@ class PostgresTable:
                 f"and start again, or start the pipeline on a new root with a new table"
             )
 
-    def prepare_table(self, _place: SinkPlace, schema: StructType) -> None:
+    def prepare_table(self, schema: StructType) -> None:
         sql = _sql()
         columns = [
             sql.SQL("{} {}").format(sql.Identifier(field.name), sql.SQL(type_name(field.dataType)))
@@ -239,11 +272,11 @@ class PostgresTable:
         if "root" not in self._columns(connection, _EPOCHS):  # it was made before tables had owners
             connection.execute(_sql().SQL("ALTER TABLE {} ADD COLUMN root text").format(self._table(_EPOCHS)))
 
-    def claim(self, place: SinkPlace) -> None:
+    def claim(self) -> None:
         with self._connected() as connection:
-            record = self._record(connection, place)
-            self._check_root(place, record)
-            if record is not None and record.root == place.root:
+            record = self._record(connection)
+            self._check_root(record)
+            if record is not None and record.root == self.place.root:
                 return  # and wait for no commit of an older run, which has this record locked
             self._create_epochs(connection)
             _execute(
@@ -254,31 +287,31 @@ class PostgresTable:
                     " ON CONFLICT (pipeline, sink, table_name) DO UPDATE SET root = coalesce(known.root, excluded.root)"
                 )
                 .format(self._table(_EPOCHS)),
-                (*self._owner(place), place.root),
+                (*self._owner(), self.place.root),
             )
-            self._check_root(place, self._record(connection, place))
+            self._check_root(self._record(connection))
 
-    def _check_root(self, place: SinkPlace, record: _Record | None) -> None:
-        if record is None or record.root in (None, place.root):
+    def _check_root(self, record: _Record | None) -> None:
+        if record is None or record.root in (None, self.place.root):
             return
-        pipeline, sink, table = (name.replace("'", "''") for name in self._owner(place))
+        pipeline, sink, table = (name.replace("'", "''") for name in self._owner())
         raise foreign_table(
             self.describe(),
-            place,
+            self.place,
             f"DELETE FROM {self._table(_EPOCHS).as_string(None)} WHERE pipeline = '{pipeline}' AND sink = '{sink}' "
             f"AND table_name = '{table}'",
         )
 
-    def facts(self, place: SinkPlace) -> SinkFacts:
+    def facts(self) -> SinkFacts:
         with self._connected() as connection:
-            found = self._record(connection, place)
+            found = self._record(connection)
             return SinkFacts() if found is None else SinkFacts(found.epoch, found.fence, found.next_batch)
 
-    def fence(self, place: SinkPlace, generation: int) -> None:
+    def fence(self, generation: int) -> None:
         with self._connected() as connection:
             if not self._exists(connection, _EPOCHS):
                 return
-            self._check_root(place, self._record(connection, place, for_update=True))
+            self._check_root(self._record(connection, for_update=True))
             _execute(
                 connection,
                 _sql()
@@ -288,14 +321,14 @@ class PostgresTable:
                     " DO UPDATE SET fence = greatest(known.fence, excluded.fence)"
                 )
                 .format(self._table(_EPOCHS)),
-                (*self._owner(place), generation),
+                (*self._owner(), generation),
             )
 
     # -- staging ----------------------------------------------------------------------------------
 
-    def open_staging(self, place: SinkPlace, generation: int, schema: StructType) -> None:
+    def open_staging(self, generation: int, schema: StructType) -> None:
         sql = _sql()
-        staging = self._staging(place, generation)
+        staging = self._staging(generation)
         with self._connected() as connection:
             connection.execute(
                 sql.SQL("CREATE TABLE IF NOT EXISTS {} (LIKE {}, {} bigint, {} integer)").format(
@@ -315,8 +348,8 @@ class PostgresTable:
             self._check_unchanged(connection, wanted)
             self._check_unchanged(connection, wanted, staging)
 
-    def stage(self, place: SinkPlace, generation: int, batch: int, frame: DataFrame) -> int:
-        staging = self._staging(place, generation)
+    def stage(self, generation: int, batch: int, frame: DataFrame) -> int:
+        staging = self._staging(generation)
         with self._connected() as connection:
             # Of an earlier try of the batch, which may have had more partitions.
             _execute(
@@ -325,24 +358,22 @@ class PostgresTable:
                 (batch,),
             )
         copied = frame.select(*copyable(frame)).mapInArrow(
-            copier(self._server(), self._schema, staging, batch, tuple(frame.columns)), "copied long"
+            copier(self.sink.server(), self._schema, staging, batch, tuple(frame.columns)), "copied long"
         )
         return sum(row["copied"] for row in copied.collect())
 
     # -- committing -------------------------------------------------------------------------------
 
-    def _refuse_conflicts(
-        self, connection: psycopg.Connection[Any], place: SinkPlace, staged: Sequence[StagedBatch]
-    ) -> None:
+    def _refuse_conflicts(self, connection: psycopg.Connection[Any], staged: Sequence[StagedBatch]) -> None:
         """Refuse different rows of one key in a batch, in what was not looked through yet."""
-        known = self._checked.get(place.owner, frozenset())
+        known = self._checked
         unknown = [each for each in staged if each.rows and each not in known]
         for generation in sorted({each.generation for each in unknown}):
             batches = [each.batch for each in unknown if each.generation == generation]
-            key = self._conflict(connection, self._staging(place, generation), batches)
+            key = self._conflict(connection, self._staging(generation), batches)
             if key is not None:
-                raise conflicting_rows(self.describe(), place, key, self._newest_by)
-        self._checked[place.owner] = known | set(unknown)
+                raise conflicting_rows(self.describe(), self.place, key, self._newest_by)
+        self._checked = known | set(unknown)
 
     def _conflict(
         self, connection: psycopg.Connection[Any], staging: str, batches: Sequence[int]
@@ -391,56 +422,56 @@ class PostgresTable:
             ).format(there, new, newer)
         return sql.SQL("NOT ({})").format(newer)  # type: ignore[no-any-return]
 
-    def commit(self, place: SinkPlace, permit: CommitPermit, committable: Committable) -> CommitAnswer:
-        refuse_foreign(self.describe(), place, committable.files)
-        with self._turn, self._connected(_REFUSED_AT_COMMIT) as connection:
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), self.place, committable.files)
+        with self.sink.turn, self._connected(_REFUSED_AT_COMMIT) as connection:
             sql = _sql()
-            record = self._locked_record(connection, place)
-            self._check_root(place, record)
+            record = self._locked_record(connection)
+            self._check_root(record)
             if record.fence > permit.generation:
                 raise Fenced(f"{self.describe()} was fenced by generation {record.fence}")
-            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
+            refuse_put_back(self.describe(), self.place, record.epoch, record.next_batch, committable)
             if record.epoch >= permit.epoch:
                 return CommitAnswer.ALREADY
-            self._move_fresh(connection, place, record, committable)
+            self._move_fresh(connection, record, committable)
             _execute(
                 connection,
                 sql.SQL(
                     "UPDATE {} SET root = %s, generation = %s, epoch = %s, next_batch = greatest(next_batch, %s),"
                     " committed_at = now() WHERE pipeline = %s AND sink = %s AND table_name = %s"
                 ).format(self._table(_EPOCHS)),
-                (place.root, permit.generation, permit.epoch, committable.through_batch + 1, *self._owner(place)),
+                (self.place.root, permit.generation, permit.epoch, committable.through_batch + 1, *self._owner()),
             )
         return CommitAnswer.COMMITTED
 
-    def check_commit(self, place: SinkPlace, committable: Committable) -> None:
-        if not (self._check or self._key) or not any(each.rows for each in committable.batches):
+    def check_commit(self, committable: Committable) -> None:
+        if not (self.sink.check or self._key) or not any(each.rows for each in committable.batches):
             return
-        if self._check:
-            self._try_commit(place, committable)
+        if self.sink.check:
+            self._try_commit(committable)
         else:
-            self._look_through(place, committable)
-        self._checked[place.owner] = frozenset(committable.batches)
+            self._look_through(committable)
+        self._checked = frozenset(committable.batches)
 
-    def _try_commit(self, place: SinkPlace, committable: Committable) -> None:
-        with self._turn, self._connected(_REFUSED_BEFORE) as connection:
-            record = self._locked_record(connection, place)
-            self._check_root(place, record)
-            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
-            self._move_fresh(connection, place, record, committable)
+    def _try_commit(self, committable: Committable) -> None:
+        with self.sink.turn, self._connected(_REFUSED_BEFORE) as connection:
+            record = self._locked_record(connection)
+            self._check_root(record)
+            refuse_put_back(self.describe(), self.place, record.epoch, record.next_batch, committable)
+            self._move_fresh(connection, record, committable)
             connection.execute("SET CONSTRAINTS ALL IMMEDIATE")  # also what a commit alone would look at
             connection.rollback()
 
-    def _look_through(self, place: SinkPlace, committable: Committable) -> None:
+    def _look_through(self, committable: Committable) -> None:
         """Without a lock: a commit that takes long holds up no checkpoint. What it shows meanwhile it takes out of the
         staging table all at once, so that no statement sees a part of a batch."""
         with self._connected() as connection:
-            record = self._record(connection, place) or _Record(0, 0, 0, None)
-            self._check_root(place, record)
-            refuse_put_back(self.describe(), place, record.epoch, record.next_batch, committable)
-            self._refuse_conflicts(connection, place, _fresh(record, committable))
+            record = self._record(connection) or _Record(0, 0, 0, None)
+            self._check_root(record)
+            refuse_put_back(self.describe(), self.place, record.epoch, record.next_batch, committable)
+            self._refuse_conflicts(connection, _fresh(record, committable))
 
-    def _locked_record(self, connection: psycopg.Connection[Any], place: SinkPlace) -> _Record:
+    def _locked_record(self, connection: psycopg.Connection[Any]) -> _Record:
         """The lock on this row makes commits, checks and fences of one sink come one after the other."""
         if not self._columns(connection):
             raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
@@ -449,25 +480,23 @@ class PostgresTable:
             _sql()
             .SQL("INSERT INTO {} (pipeline, sink, table_name) VALUES (%s, %s, %s) ON CONFLICT DO NOTHING")
             .format(self._table(_EPOCHS)),
-            self._owner(place),
+            self._owner(),
         )
-        record = self._record(connection, place, for_update=True)
+        record = self._record(connection, for_update=True)
         assert record is not None
         return record
 
-    def _move_fresh(
-        self, connection: psycopg.Connection[Any], place: SinkPlace, record: _Record, committable: Committable
-    ) -> None:
+    def _move_fresh(self, connection: psycopg.Connection[Any], record: _Record, committable: Committable) -> None:
         """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends."""
         fresh = _fresh(record, committable)
         if not fresh:
             return
         connection.execute(_sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self._table()))
-        self._check_takes_rows(connection, place)
+        self._check_takes_rows(connection)
         if self._key:
-            self._refuse_conflicts(connection, place, fresh)
+            self._refuse_conflicts(connection, fresh)
         for generation in sorted({each.generation for each in fresh}):
-            staging = self._staging(place, generation)
+            staging = self._staging(generation)
             staged = self._columns(connection, staging)
             if not staged:
                 raise SinkFailed(
@@ -508,9 +537,9 @@ class PostgresTable:
                 f"so nothing was committed; restore them, or start the pipeline on a new root"
             )
 
-    def forget_staged(self, place: SinkPlace, before_generation: int) -> None:
+    def forget_staged(self, before_generation: int) -> None:
         sql = _sql()
-        prefix = self._staging(place, None)
+        prefix = self._staging(None)
         with self._connected() as connection:
             found = connection.execute(
                 "SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
@@ -523,20 +552,11 @@ class PostgresTable:
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _server(self) -> Server:
-        try:
-            from tidegate.sinks.postgres_connection import Server
-        except ImportError as error:
-            raise InvalidPipeline(
-                "PostgresTable needs the package psycopg: pip install 'tidegate[postgres]'"
-            ) from error
-        return Server(self._dsn, self._timeout_ms)
-
     @contextmanager
     def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
         """One transaction. What goes wrong is told without credentials; `if_refused`: what is said of a row that the
         table does not take."""
-        server = self._server()
+        server = self.sink.server()
         import psycopg
 
         try:
@@ -559,13 +579,13 @@ class PostgresTable:
         identifier: Identifier = _sql().Identifier(self._schema, self._name if name is None else name)
         return identifier
 
-    def _owner(self, place: SinkPlace) -> tuple[str, str, str]:
+    def _owner(self) -> tuple[str, str, str]:
         """Whose record it is in `tidegate_epochs`, which the tables of a schema share."""
-        return place.pipeline, place.stage, self._name
+        return self.place.pipeline, self.place.stage, self._name
 
-    def _staging(self, place: SinkPlace, generation: int | None) -> str:
+    def _staging(self, generation: int | None) -> str:
         # By a digest, because names are cut off at 63 bytes.
-        digest = hashlib.sha256(f"{place.owner}\n{self._name}".encode()).hexdigest()[:12]
+        digest = hashlib.sha256(f"{self.place.owner}\n{self._name}".encode()).hexdigest()[:12]
         return f"{_STAGING}_{digest}_{'' if generation is None else generation}"
 
     def _exists(self, connection: psycopg.Connection[Any], name: str) -> bool:
@@ -617,9 +637,7 @@ class PostgresTable:
         ).fetchall()
         return any(set(names) == set(self._key) for (names,) in found)
 
-    def _record(
-        self, connection: psycopg.Connection[Any], place: SinkPlace, *, for_update: bool = False
-    ) -> _Record | None:
+    def _record(self, connection: psycopg.Connection[Any], *, for_update: bool = False) -> _Record | None:
         if not self._exists(connection, _EPOCHS):
             return None
         # By way of JSON, because one that was made before tables had owners has no such column.
@@ -630,15 +648,16 @@ class PostgresTable:
         found = _execute(
             connection,
             _sql().SQL(query + (" FOR UPDATE" if for_update else "")).format(self._table(_EPOCHS)),
-            self._owner(place),
+            self._owner(),
         ).fetchone()
         return None if found is None else _Record(*found)
 
-    def _type(self, place: SinkPlace, name: str, kind: DataType) -> str:
-        why = why_not_held(kind, place.session)
+    def _type(self, name: str, kind: DataType) -> str:
+        why = why_not_held(kind, self.place.session)
         if why is not None:
             raise InvalidPipeline(
-                f"{place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot hold{why}"
+                f"{self.place.owner}: column {name!r} is {kind.simpleString()}, which {self.describe()} cannot "
+                f"hold{why}"
             )
         return type_name(kind)
 

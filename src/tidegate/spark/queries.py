@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import NullType, StructField, StructType
 
 from tidegate.errors import InvalidPipeline, TidegateError, first_line
-from tidegate.sinks.contract import FileSink
+from tidegate.sinks.contract import BoundSink, FileSink
 from tidegate.sinks.staging import refuse_null_folder
 from tidegate.spark.causes import objection_of, without_pysparks_log
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
@@ -246,6 +246,7 @@ def _where(error: Exception) -> str:
 def starting(
     definition: StageDefinition,
     frame: DataFrame,
+    sink: BoundSink | None,
     stage_rows: Callable[[DataFrame, int], None] | None,
     *,
     available_now: bool,
@@ -253,12 +254,12 @@ def starting(
     """What starts the stage's query on folders for Spark's checkpoint and for its output, as often as it is called.
 
     It writes native Parquet files in append mode, a folder per batch in the others. `stage_rows` stages the batches of
-    a sink that does so itself.
+    a `sink` that does so itself.
     """
-    sink = definition.sink if isinstance(definition.sink, FileSink) else None
-    if sink is not None:
+    partition_by: tuple[str, ...] = ()
+    if isinstance(sink, FileSink):
         frame = refuse_null_folder(frame, sink.folders_by)
-    partition_by = () if sink is None else sink.partition_by
+        partition_by = sink.partition_by
 
     def start(checkpoint: Path, output: Path) -> StreamingQuery:
         writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)

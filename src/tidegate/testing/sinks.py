@@ -35,6 +35,7 @@ from tidegate.errors import ConflictingRows, Fenced, ForeignTable, SinkFailed, T
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
+    BoundSink,
     CheckingSink,
     CommitAnswer,
     Committable,
@@ -88,30 +89,30 @@ class SinkRun:
     """One generation of a pipeline, as a sink sees it. It keeps of its stage what a checkpoint would keep."""
 
     def __init__(
-        self, sink: Sink, place: SinkPlace, generation: int, restored: Committable | None = None, next_batch: int = 0
+        self, sink: BoundSink, generation: int, restored: Committable | None = None, next_batch: int = 0
     ) -> None:
         self.sink = sink
-        self.place = place
         self.generation = generation
         self.batch = next_batch - 1
         self.staged: list[Staged] = [] if restored is None else [*restored.files, *restored.batches]
         self.shown_through = -1 if restored is None else restored.shown_through
         if isinstance(sink, RowSink):
-            sink.open_staging(place, generation, columns())
+            sink.open_staging(generation, columns())
 
     def stage(self, rows: Sequence[Row], batch: int | None = None) -> None:
         """A batch, the next one unless it is named."""
         batch = self.batch + 1 if batch is None else batch
         self.staged = [each for each in self.staged if each.batch != batch]
         if isinstance(self.sink, RowSink):
-            assert self.place.session is not None, "a RowSink stages a DataFrame: give the suite a session"
-            frame = self.place.session.createDataFrame(list(rows), columns())
-            count = self.sink.stage(self.place, self.generation, batch, frame)
+            session = self.sink.place.session
+            assert session is not None, "a RowSink stages a DataFrame: give the suite a session"
+            frame = session.createDataFrame(list(rows), columns())
+            count = self.sink.stage(self.generation, batch, frame)
             assert count == len(rows), "stage() tells how many rows it has staged"
             self.staged.append(StagedBatch(batch, self.generation, count))
         else:
             assert isinstance(self.sink, FileSink)
-            self.staged.append(_write_file(self.sink.staging_folder(self.place, self.generation), batch, rows))
+            self.staged.append(_write_file(self.sink.staging_folder(self.generation), batch, rows))
         self.batch = max(self.batch, batch)
 
     def sealed(self) -> Committable:
@@ -121,7 +122,7 @@ class SinkRun:
         return decode_committable(Committable(self.batch, files, batches, self.shown_through).encode())
 
     def commit(self, epoch: int, sealed: Committable | None = None) -> CommitAnswer:
-        return self.sink.commit(self.place, permit(epoch, self.generation), sealed or self.sealed())
+        return self.sink.commit(permit(epoch, self.generation), sealed or self.sealed())
 
     def on_visible(self, sealed: Committable) -> None:
         """What the table is known to show is sealed no more."""
@@ -186,59 +187,68 @@ class SinkConformance:
 
     def start(self, name: str, generation: int = 1, stage: str = "orders", root: str = "root") -> SinkRun:
         """The first run on a table."""
-        sink, place = self.make_sink(name), self.place(name, stage, root)
-        self.check(sink, place)
-        sink.prepare_table(place, columns())
-        sink.claim(place)
-        return SinkRun(sink, place, generation)
+        sink = self.bound(name, stage, root)
+        self.check(sink)
+        sink.prepare_table(columns())
+        sink.claim()
+        return SinkRun(sink, generation)
 
-    def check(self, sink: Sink, place: SinkPlace) -> bool:
-        return sink.check_table(place, columns(), "update" if self.key else "append")
+    def bound(self, name: str, stage: str = "orders", root: str = "root") -> BoundSink:
+        """A handle of its own on the table of that name, as a stage of a root has it."""
+        return self.make_sink(name).bind(self.place(name, stage, root))
+
+    def check(self, sink: BoundSink) -> bool:
+        return sink.check_table(columns(), "update" if self.key else "append")
 
     def restart(self, name: str, generation: int, restored: Committable | None) -> SinkRun:
         """Another process starts a generation on what a checkpoint has sealed."""
         next_batch = 0 if restored is None else restored.through_batch + 1
         run = self.start(name, generation)
-        return SinkRun(run.sink, run.place, generation, restored, next_batch)
+        return SinkRun(run.sink, generation, restored, next_batch)
 
     # -- the tests --------------------------------------------------------------------------------
 
     def test_it_is_a_sink_that_can_describe_itself(self) -> None:
         sink = self.make_sink("described")
-        assert isinstance(sink, FileSink | RowSink)
+        assert isinstance(sink, Sink)
         assert sink.describe()
         assert sink.table.kind
+        place = self.place("described")
+        bound = sink.bind(place)
+        assert isinstance(bound, FileSink | RowSink)
+        assert bound.place == place
+        assert (bound.describe(), bound.table) == (sink.describe(), sink.table)
 
     def test_it_tells_whether_its_table_is_there_already(self) -> None:
-        sink, place = self.make_sink("there"), self.place("there")
-        assert self.check(sink, place) is not self.creates_table
-        assert self.check(sink, place) is not self.creates_table, "looking creates nothing"
-        sink.prepare_table(place, columns())
-        assert self.check(sink, place) is True
-        assert self.check(self.make_sink("there"), place) is True
+        sink = self.bound("there")
+        assert self.check(sink) is not self.creates_table
+        assert self.check(sink) is not self.creates_table, "looking creates nothing"
+        sink.prepare_table(columns())
+        assert self.check(sink) is True
+        assert self.check(self.bound("there")) is True
 
     def test_before_spark_is_started_it_tells_of_its_table_what_it_can(self) -> None:
-        sink, place = self.make_sink("probed"), self.place("probed")
+        sink = self.bound("probed")
         if not isinstance(sink, ProbingSink):
             return
-        assert sink.probe(place) is False
-        assert sink.probe(place) is False, "looking creates nothing"
-        sink.prepare_table(place, columns())
-        assert sink.probe(place) is True
+        assert sink.probe() is False
+        assert sink.probe() is False, "looking creates nothing"
+        sink.prepare_table(columns())
+        assert sink.probe() is True
 
     def test_its_table_stays_the_same_whatever_is_committed(self) -> None:
         run = self.start("same")
         before = run.sink.identity()
         run.stage([(1, "a")])
         run.commit(1)
-        assert self.make_sink("same").identity() == before
+        assert self.bound("same").identity() == before
 
     def test_nothing_that_is_staged_is_visible(self) -> None:
         run = self.start("staged")
         run.stage([(1, "a"), (2, "b")])
         run.sealed()
         assert self.shown("staged") == Counter()
-        assert run.sink.facts(run.place).committed_epoch == 0
+        assert run.sink.facts().committed_epoch == 0
 
     def test_a_commit_shows_all_that_was_staged_and_is_remembered(self) -> None:
         run = self.start("committed")
@@ -246,7 +256,7 @@ class SinkConformance:
         run.stage([(3, "c")])
         assert run.commit(5) is CommitAnswer.COMMITTED
         assert self.shown("committed") == Counter([(1, "a"), (2, "b"), (3, "c")])
-        facts = self.make_sink("committed").facts(run.place)
+        facts = self.bound("committed").facts()
         assert facts.committed_epoch == 5
         assert facts.next_batch == 2, "the record tells the batch after the last that is shown"
 
@@ -256,9 +266,9 @@ class SinkConformance:
         sealed = run.sealed()
         run.commit(1)
         assert run.commit(1, sealed) is CommitAnswer.ALREADY
-        another = self.make_sink("repeated")
-        assert another.commit(run.place, permit(1), sealed) is CommitAnswer.ALREADY
-        assert another.commit(run.place, permit(1, generation=2), sealed) is CommitAnswer.ALREADY
+        another = self.bound("repeated")
+        assert another.commit(permit(1), sealed) is CommitAnswer.ALREADY
+        assert another.commit(permit(1, generation=2), sealed) is CommitAnswer.ALREADY
         assert self.shown("repeated") == Counter([(1, "a")])
 
     def test_a_commit_that_a_crash_prevented_is_made_by_the_next_process(self) -> None:
@@ -304,7 +314,7 @@ class SinkConformance:
         for epoch in (3, 4):
             run.show(epoch, [])  # nothing that the table need take notice of, and no reason to refuse it
         put_back()
-        shown, facts = self.shown("back"), run.sink.facts(run.place)
+        shown, facts = self.shown("back"), run.sink.facts()
         assert (facts.committed_epoch, facts.next_batch) == (1, 1), "keep() did not bring the older state back"
         after = self.restart("back", 2, run.sealed())
         for rows in ([], [(3, "c")]):
@@ -317,7 +327,7 @@ class SinkConformance:
                     refused = (error.epoch, error.next_batch) == (1, 1)
                 assert refused, "a table without the rows of an epoch that it had shown was taken for whole"
         assert self.shown("back") == shown
-        assert run.sink.facts(run.place) == facts
+        assert run.sink.facts() == facts
 
     def test_a_table_that_lost_a_commit_which_is_still_sealed_shows_it_or_says_that_the_rows_are_gone(self) -> None:
         run = self.start("retold")
@@ -334,13 +344,13 @@ class SinkConformance:
             assert self.shown("retold") == Counter([(1, "a")])
         else:
             expected, shown = Counter([(1, "a"), (2, "b")]), self.shown("retold")
-            assert shown == expected if run.sink.is_exactly_once else set(shown) == set(expected)
+            assert shown == expected if self.make_sink("retold").is_exactly_once else set(shown) == set(expected)
 
     def test_rows_that_were_staged_and_are_gone_are_not_taken_for_nothing(self) -> None:
         run = self.start("gone")
         run.show(1, [(1, "a")])
         run.stage([(2, "b")])
-        run.sink.forget_staged(run.place, 2)
+        run.sink.forget_staged(2)
         refused = False
         try:
             run.commit(2)
@@ -353,17 +363,17 @@ class SinkConformance:
         if not self.creates_table:
             return
         run = self.start("owned")
-        run.sink.claim(run.place)  # may come again, at every start
+        run.sink.claim()  # may come again, at every start
         run.stage([(1, "a")])
-        sink, place = self.make_sink("owned"), self.place("owned", root="another")
+        sink = self.bound("owned", root="another")
         calls: list[tuple[str, Callable[[], object]]] = [
-            ("check_table", partial(self.check, sink, place)),
-            ("claim", partial(sink.claim, place)),
-            ("fence", partial(sink.fence, place, 7)),
-            ("commit", partial(sink.commit, place, permit(7), Committable(0))),
+            ("check_table", partial(self.check, sink)),
+            ("claim", sink.claim),
+            ("fence", partial(sink.fence, 7)),
+            ("commit", partial(sink.commit, permit(7), Committable(0))),
         ]
         if isinstance(sink, ProbingSink):
-            calls.append(("probe", partial(sink.probe, place)))
+            calls.append(("probe", sink.probe))
         for name, call in calls:
             refused = False
             try:
@@ -382,15 +392,15 @@ class SinkConformance:
         if not self.creates_table:
             return
         roots = ("one", "another", "third")
-        self.make_sink("contested").prepare_table(self.place("contested"), columns())
+        self.bound("contested").prepare_table(columns())
         meet = threading.Barrier(len(roots))
 
         def claim(root: str) -> bool:
-            sink, place = self.make_sink("contested"), self.place("contested", root=root)
-            self.check(sink, place)
+            sink = self.bound("contested", root=root)
+            self.check(sink)
             meet.wait(60)
             try:
-                sink.claim(place)
+                sink.claim()
             except ForeignTable:
                 return False
             return True
@@ -400,14 +410,14 @@ class SinkConformance:
         assert sum(won.values()) == 1
         for root, has_won in won.items():
             try:
-                self.make_sink("contested").claim(self.place("contested", root=root))
+                self.bound("contested", root=root).claim()
             except ForeignTable:
                 assert not has_won
             else:
                 assert has_won
 
     def test_a_batch_that_is_staged_again_replaces_what_it_staged_before(self) -> None:
-        if not isinstance(self.make_sink("again"), RowSink):
+        if not isinstance(self.bound("again"), RowSink):
             return  # Spark's file sink sees to it
         run = self.start("again")
         run.stage([(1, "a"), (2, "b"), (3, "c")])
@@ -422,11 +432,11 @@ class SinkConformance:
         lost.stage([(666, "lost")])
         run = self.restart("lost", 2, sealed)
         assert run.commit(1, sealed) is CommitAnswer.COMMITTED
-        run.sink.forget_staged(run.place, 2)
+        run.sink.forget_staged(2)
         run.stage([(2, "b")])
         assert run.commit(2) is CommitAnswer.COMMITTED
         assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
-        run.sink.forget_staged(run.place, 2)  # may come again
+        run.sink.forget_staged(2)  # may come again
 
     def test_a_check_of_what_was_sealed_changes_nothing(self) -> None:
         run = self.start("checked")
@@ -434,12 +444,12 @@ class SinkConformance:
             return
         run.stage([(1, "a"), (2, "b")])
         for _ in range(2):
-            run.sink.check_commit(run.place, run.sealed())
+            run.sink.check_commit(run.sealed())
         assert self.shown("checked") == Counter()
-        assert run.sink.facts(run.place).committed_epoch == 0
+        assert run.sink.facts().committed_epoch == 0
         assert run.commit(1) is CommitAnswer.COMMITTED
         run.stage([(3, "c")])
-        run.sink.check_commit(run.place, run.sealed())  # names what the table shows already, too
+        run.sink.check_commit(run.sealed())  # names what the table shows already, too
         assert self.shown("checked") == Counter([(1, "a"), (2, "b")])
 
     def test_what_was_staged_for_the_other_kind_of_sink_is_not_taken_for_nothing(self) -> None:
@@ -454,15 +464,15 @@ class SinkConformance:
         except SinkFailed:
             refused = True
         assert refused, "rows that the sink cannot show were taken for committed"
-        assert run.sink.facts(run.place).committed_epoch == 0
+        assert run.sink.facts().committed_epoch == 0
 
     def test_an_old_generation_that_commits_late_is_refused(self) -> None:
         old = self.start("late", generation=2)
         old.stage([(1, "a")])
-        another = self.make_sink("late")
-        another.fence(old.place, 3)
-        another.fence(old.place, 1)  # an older fence takes nothing back
-        assert another.facts(old.place).fence == 3
+        another = self.bound("late")
+        another.fence(3)
+        another.fence(1)  # an older fence takes nothing back
+        assert another.facts().fence == 3
         refused = False
         try:
             old.commit(7)
@@ -533,10 +543,10 @@ class SinkConformance:
         run.stage([(3, "c"), (1, "later"), (3, "another")])
         sealed = run.sealed()
         if isinstance(run.sink, CheckingSink):
-            self._refused_for_a_conflict(partial(run.sink.check_commit, run.place, sealed))
+            self._refused_for_a_conflict(partial(run.sink.check_commit, sealed))
         self._refused_for_a_conflict(partial(run.commit, 1, sealed))
         assert self.shown("conflicting") == Counter()
-        assert run.sink.facts(run.place).committed_epoch == 0
+        assert run.sink.facts().committed_epoch == 0
         run.stage([(3, "c"), (1, "later")], batch=1)
         assert run.commit(1) is CommitAnswer.COMMITTED
         assert self.shown("conflicting") == Counter([(1, "later"), (2, "b"), (3, "c")])
@@ -598,7 +608,7 @@ class _Crashing:
             call(partial(self._decided.append, (epoch, sealed)))
             call(partial(run.commit, epoch, sealed))
             run.on_visible(sealed)
-            call(partial(run.sink.forget_staged, run.place, run.generation))
+            call(partial(run.sink.forget_staged, run.generation))
 
 
 def as_rows(rows: Iterable[Any]) -> Rows:
