@@ -104,7 +104,7 @@ def file_changed(root: Path, checkpoint_id: int) -> None:
 def decided(root: Path, table: Path) -> str:
     """What a run decides when it starts."""
     opened = Root(root, "flat")
-    sink = tg.DeltaTable(table).bind(SinkPlace("flat", "table", root / "sinks" / "table", root=opened.id))
+    sink = tg.DeltaTable(table).bind(SinkPlace("flat", "table", opened.store.at("sinks/table"), root=opened.id))
     newest = InspectedRoot(root).retained()
     shape = next(InspectedRoot(root).manifest(each).shape for each in newest if _is_readable(root, each.checkpoint_id))
     try:

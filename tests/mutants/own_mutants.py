@@ -23,6 +23,7 @@ from tidegate.protocol.decision_log import DecisionLog, is_torn
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import _thinned, deletable, retained_after
 from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.sinks.function import _Records
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
@@ -666,6 +667,20 @@ OWN_DEFECTS: Final = (
         "rows that a checkpoint has sealed are sought where the table was before it was moved",
         rewrite(Edit(_moved, "if not path.is_relative_to(then.address):", "if True:")),
         played_properties.what_was_staged_moves_with_its_table,
+    ),
+    Mutant(
+        "a_functions_record_takes_the_place_of_a_fence",
+        Section.OWN,
+        "an old run's commit that was under way when it was fenced goes on, and takes the fence back",
+        rewrite(Edit(_Records.follow, "self._files.create", "self._files.write")),
+        table_properties.a_fence_stops_a_functions_commit_that_is_under_way,
+    ),
+    Mutant(
+        "a_functions_record_counts_though_a_newer_one_is_there",
+        Section.OWN,
+        "a run that has slept until its number was empty again believes that it has followed the newest record",
+        rewrite(Edit(_Records.follow, "self.newest() != (number + 1, record)", "False")),
+        table_properties.a_fence_stops_a_functions_commit_that_is_under_way,
     ),
     # -- upkeep of tables
     Mutant(

@@ -6,14 +6,18 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import deltalake
 
 import tidegate as tg
+from tests.sinks.test_function import Called, Disturbed, stage
 from tests.sinks.test_healthy_tables import HealthyTable
-from tidegate.sinks.contract import Sink
-from tidegate.testing.sinks import Rows, SinkConformance, as_rows
+from tidegate.errors import Fenced
+from tidegate.sinks.contract import Committable, Sink
+from tidegate.storage.files import Files
+from tidegate.testing.sinks import Rows, SinkConformance, as_rows, permit
 
 
 class _Tables(SinkConformance):
@@ -59,6 +63,25 @@ def a_table_is_of_one_root() -> None:
 def of_two_that_claim_a_table_one_wins() -> None:
     with tables() as suite:
         suite.test_of_two_roots_that_claim_a_table_at_once_one_wins()
+
+
+def a_fence_stops_a_functions_commit_that_is_under_way() -> None:
+    """Also where the number of its record is empty again: others have come and were removed meanwhile."""
+    for fences in ((2,), (2, 3, 4)):
+        files, is_fenced = Disturbed(), False
+        sealed = Committable(0, tuple(stage(files, 1)))
+        files.before_writes.append(partial(_fence, files, fences))
+        try:
+            Called(files).commit(permit(1), sealed)
+        except Fenced:
+            is_fenced = True
+        assert is_fenced
+        assert Called(files).facts().fence == fences[-1]
+
+
+def _fence(files: Files, generations: tuple[int, ...]) -> None:
+    for generation in generations:
+        Called(files).fence(generation)
 
 
 def upkeep_shows_the_same_at_every_retained_checkpoint() -> None:

@@ -19,12 +19,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.errors import InvalidConfig, SinkFailed
 from tidegate.sinks.combining import Piece, bins, combine, files_wanted
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep, staged_by
 from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
 from tidegate.sinks.reading import versions_of
 from tidegate.sinks.upkeep import retention_s, rewrite, unneeded_files
 from tidegate.spark.session import StageSessions
 from tidegate.storage.manifest import StageShape
+from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import count_rows
 from tidegate.testing.sinks import permit
 
@@ -75,7 +76,7 @@ class Staging:
     """A sink of a pipeline, whose batches are staged as Spark would."""
 
     def __init__(self, sink: DeltaTable, spark: SparkSession, columns: str = "id long, place string") -> None:
-        self.sink = sink.bind(SinkPlace("shop", "orders", sink.path.parent / "unused", spark, "root"))
+        self.sink = sink.bind(SinkPlace("shop", "orders", Memory(), spark, "root"))
         self.session = StageSessions(spark).of_stages
         self.batch = -1
         schema = self.session.createDataFrame([], columns).schema
@@ -86,7 +87,7 @@ class Staging:
     def stage(self, rows: DataFrame) -> list[StagedFile]:
         """A batch."""
         self.batch += 1
-        folder = self.sink.staging_folder(1) / f"batch-{self.batch}"
+        folder = Path(staged_by(self.sink, 1).location()) / f"batch-{self.batch}"
         rows.write.partitionBy(*self.sink.partition_by).parquet(str(folder))
         found = sorted(folder.rglob("*.parquet"))
         return [StagedFile(self.batch, str(each), each.stat().st_size, count_rows(each)) for each in found]

@@ -152,7 +152,7 @@ class TestForeachBatch(SinkConformance):
         return as_rows(row for rows in self.calls.get(name, {}).values() for row in rows)
 
     def keep(self, name: str) -> Callable[[], object]:
-        return kept(self.place(name).folder)
+        return kept(Path(self.place(name).files.location()))
 
 
 class TestMemory(TestForeachBatch):

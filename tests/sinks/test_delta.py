@@ -34,18 +34,19 @@ from pyspark.sql.types import (
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import statistics as sink_statistics
-from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile, staged_by
 from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import TableFile
+from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 
-PLACE = SinkPlace("shop", "orders", Path("unused"))
-RETURNS = SinkPlace("shop", "returns", Path("unused"))
+PLACE = SinkPlace("shop", "orders", Memory())
+RETURNS = SinkPlace("shop", "returns", Memory())
 
 
 def schema(**columns: DataType) -> StructType:
@@ -73,7 +74,11 @@ class Table:
     def stage(
         self, batch: int, ids: Sequence[int], *, generation: int = 1, folder: str = "", **columns: Sequence[Any]
     ) -> StagedFile:
-        path = self.sink.staging_folder(generation) / folder / f"part-{batch:05d}-{len(self.staged())}.parquet"
+        path = (
+            Path(staged_by(self.sink, generation).location())
+            / folder
+            / f"part-{batch:05d}-{len(self.staged())}.parquet"
+        )
         path.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns}), path)
         return StagedFile(batch, str(path), path.stat().st_size, len(ids))
@@ -445,7 +450,7 @@ def test_a_table_that_is_gone_is_no_empty_table(tmp_path: Path) -> None:
 def test_two_stages_may_write_one_table(table: Table) -> None:
     table.commit(1, [table.stage(0, [1])], through=0)
     returns = prepare(table.sink.sink, IDS, RETURNS)
-    path = returns.staging_folder(1) / "part-0.parquet"
+    path = Path(staged_by(returns, 1).location()) / "part-0.parquet"
     path.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [2]}), path)
     theirs = Committable(0, (StagedFile(0, str(path), path.stat().st_size, 1),))
@@ -766,7 +771,7 @@ class KeyedTable(Table):
 
     def __init__(self, folder: Path, columns: StructType) -> None:
         self.path = folder
-        place = SinkPlace("shop", "orders", Path("unused"), cast("SparkSession", object()))
+        place = SinkPlace("shop", "orders", Memory(), cast("SparkSession", object()))
         self.sink = prepare(DeltaTable(folder, key="id"), columns, place)
 
     def on_disk(self) -> set[str]:

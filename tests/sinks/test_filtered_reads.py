@@ -41,12 +41,13 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
+from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import active_files
 from tidegate.sinks.statistics import Bounds
 from tidegate.spark.session import StageSessions
+from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import count_rows
 from tidegate.testing.sinks import permit
 
@@ -158,13 +159,13 @@ def rows_of(file: int) -> list[tuple[Any, ...]]:
 
 def make_table(path: Path, spark: SparkSession, target: str | None = None, parts: int = 1) -> deltalake.DeltaTable:
     """As a pipeline does: files of Spark's, added by a commit; in so many parts of each."""
-    sink = DeltaTable(path, "place", target_file_size=target).bind(SinkPlace("shop", "orders", path / "unused", spark))
+    sink = DeltaTable(path, "place", target_file_size=target).bind(SinkPlace("shop", "orders", Memory(), spark))
     sink.check_table(SCHEMA, "append")
     sink.prepare_table(SCHEMA)
     session = StageSessions(spark).of_stages
     staged = []
     for file in range(FILES):
-        folder = sink.staging_folder(1) / str(file)
+        folder = Path(staged_by(sink, 1).location()) / str(file)
         written = session.createDataFrame(rows_of(file), SCHEMA).repartition(parts).write
         written.partitionBy("place").parquet(str(folder))
         found = sorted(folder.rglob("*.parquet"))

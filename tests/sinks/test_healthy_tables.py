@@ -31,6 +31,7 @@ from tidegate.sinks.reading import versions_of
 from tidegate.sinks.scan import TableFile
 from tidegate.sinks.staging import refuse_put_back
 from tidegate.sinks.upkeep import Rewritten
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import StageShape
 from tidegate.testing.sinks import Row, SinkRun, columns
 
@@ -78,7 +79,7 @@ class KeptTable(BoundDeltaTable):
             target.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(parquet.read_table([self.path / file.path for file in files]), target)
             if self.ends == "in vain":
-                place = SinkPlace("shop", "returns", folder, session, fsync=False)
+                place = SinkPlace("shop", "returns", self.place.files, session)
                 KeptTable(self.path, place, vacuum=None).keep_up(1, list, threading.Event())
             return Rewritten(files, [target])
 
@@ -125,7 +126,7 @@ class HealthyTable(RuleBasedStateMachine):
 
     def place(self, stage: str) -> SinkPlace:
         session: Any = object()  # never used
-        return SinkPlace("shop", stage, Path(self.folder.name) / "unused", session, root="root", fsync=False)
+        return SinkPlace("shop", stage, Folder(self.folder.name, fsync=False), session, root="root")
 
     def started(self, restored: Committable | None) -> SinkRun:
         """As a run opens: the table is checked against the checkpoint, and claimed."""

@@ -43,7 +43,9 @@ from tidegate.sinks.contract import (
     Staged,
     StagedBatch,
     StagedFile,
+    staged_by,
 )
+from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import permit
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -90,8 +92,8 @@ PLAIN = {
 class Table:
     """A table, its sink, and what a pipeline would do with them."""
 
-    def __init__(self, described: Sink, spark: SparkSession, folder: Path, dsn: str) -> None:
-        sink: Any = described.bind(SinkPlace("shop", "orders", folder / "unused", spark))
+    def __init__(self, described: Sink, spark: SparkSession, dsn: str) -> None:
+        sink: Any = described.bind(SinkPlace("shop", "orders", Memory(), spark))
         self.sink = sink
         self._spark = spark
         self._dsn = dsn
@@ -112,7 +114,7 @@ class Table:
             self._staged.append(StagedBatch(self._batch, 1, self.sink.stage(1, self._batch, frame)))
             return
         assert isinstance(self.sink, FileSink)
-        folder = self.sink.staging_folder(1) / str(self._batch)
+        folder = Path(staged_by(self.sink, 1).location()) / str(self._batch)
         frame.repartition(2).write.parquet(str(folder))
         for path in folder.glob("*.parquet"):
             rows_there = self._spark.read.parquet(str(path)).count()
@@ -191,7 +193,7 @@ def of_an_older_and_a_newer(name: str) -> Iterator[tuple[dict[str, Any], dict[st
 def test_the_newest_row_of_a_key_is_shown_whenever_it_comes(
     kind: str, tmp_path: Path, spark: SparkSession, dsn: str
 ) -> None:
-    table = Table(make(kind, tmp_path, dsn, newest_by=NEWEST_BY), spark, tmp_path, dsn)
+    table = Table(make(kind, tmp_path, dsn, newest_by=NEWEST_BY), spark, dsn)
     batches: list[list[dict[str, Any]]] = [[], [], []]
     late: list[dict[str, Any]] = []
     pairs = [pair for name in GROWING for pair in of_an_older_and_a_newer(name)]
@@ -232,7 +234,7 @@ def test_the_newest_row_of_a_key_is_shown_whenever_it_comes(
 def test_different_rows_of_one_key_that_nothing_tells_apart_are_refused(
     newest_by: list[str], kind: str, tmp_path: Path, spark: SparkSession, dsn: str
 ) -> None:
-    table = Table(make(kind, tmp_path, dsn, newest_by=newest_by), spark, tmp_path, dsn)
+    table = Table(make(kind, tmp_path, dsn, newest_by=newest_by), spark, dsn)
     table.stage([{"id": 1, "note": "same"}, {"id": 1, "note": "same"}, {"id": 2, "note": "a"}])
     table.check()
     table.commit(1)
@@ -270,7 +272,7 @@ def test_different_rows_of_one_key_that_nothing_tells_apart_are_refused(
     ],
 )
 def test_a_column_that_rows_cannot_be_ordered_by_is_refused(options: dict[str, Any], why: str, tmp_path: Path) -> None:
-    place = SinkPlace("shop", "orders", tmp_path / "unused")
+    place = SinkPlace("shop", "orders", Memory())
     for sink in (tg.DeltaTable(tmp_path / "table", **options), tg.PostgresTable("table", **options)):
         with pytest.raises(InvalidPipeline, match=why):
             sink.bind(place).check_table(SCHEMA, "append")

@@ -55,6 +55,7 @@ from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, Staged
 from tidegate.sinks.postgres import BoundPostgresTable
 from tidegate.sinks.postgres_connection import scrubbed
 from tidegate.sinks.postgres_copy import copier
+from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import SinkRun, columns, permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -79,7 +80,7 @@ def rows_of(server: PostgresServer, query: str) -> Counter[tuple[Any, ...]]:
 
 
 def place(session: SparkSession | None = None, root: str = "") -> SinkPlace:
-    return SinkPlace("shop", "orders", Path("unused"), session, root)
+    return SinkPlace("shop", "orders", Memory(), session, root)
 
 
 def bound(name: str, dsn: str, session: SparkSession | None = None, **options: Any) -> BoundPostgresTable:
@@ -1086,7 +1087,7 @@ def test_a_table_of_the_same_name_in_another_database_is_refused_if_it_holds_not
         connection.execute("CREATE DATABASE other")
     moved = tg.PostgresTable("order_log", server.dsn.replace("dbname=postgres", "dbname=other"))
     written = spark.createDataFrame([], "id long, key string, ts timestamp").schema
-    somebody = moved.bind(SinkPlace("somebody", "else", tmp_path / "unused"))
+    somebody = moved.bind(SinkPlace("somebody", "else", Memory()))
     somebody.prepare_table(written)
     somebody.commit(permit(7), Committable(0))
     with pytest.raises(RecoveryRefused, match=r"order_log of sink 'order_log' is not the one that it wrote to") as no:
@@ -1167,11 +1168,9 @@ def test_a_record_that_was_made_before_tables_had_owners_gets_one(server: Postgr
         sink.sink.bind(place(root="another")).claim()
 
 
-def test_a_record_that_has_outlived_its_root_and_table_is_removed_as_the_error_says(
-    server: PostgresServer, tmp_path: Path
-) -> None:
+def test_a_record_that_has_outlived_its_root_and_table_is_removed_as_the_error_says(server: PostgresServer) -> None:
     table = tg.PostgresTable("sales", server.dsn)
-    gone, sink = (table.bind(SinkPlace("it's", "orders", tmp_path, root=root)) for root in ("gone", "here"))
+    gone, sink = (table.bind(SinkPlace("it's", "orders", Memory(), root=root)) for root in ("gone", "here"))
     gone.prepare_table(columns())
     gone.claim()
     with psycopg.connect(server.dsn) as connection:

@@ -16,11 +16,12 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from tests.spark.played import played
 from tidegate.engine.root import Root
 from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
-from tidegate.sinks.contract import Committable, SinkPlace, StagedFile
+from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.reading import TableAt, _table_at, _tables, read
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import StageShape, TableAddress
+from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -30,10 +31,10 @@ COLUMNS = StructType([StructField("id", LongType())])
 
 
 def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) -> None:
-    sink = DeltaTable(tmp_path / "table").bind(SinkPlace("shop", "orders", tmp_path / "unused"))
+    sink = DeltaTable(tmp_path / "table").bind(SinkPlace("shop", "orders", Memory()))
     sink.check_table(COLUMNS, "append")
     sink.prepare_table(COLUMNS)
-    staging = sink.staging_folder(1)
+    staging = Path(staged_by(sink, 1).location())
     staging.mkdir(parents=True)
     for batch in range(12):
         file = staging / f"part-{batch}.parquet"
@@ -63,7 +64,7 @@ class SharedTable:
         self.path = folder / "table"
         self.batches = {"a": -1, "b": -1}
         table = DeltaTable(self.path)
-        self.sinks = {name: table.bind(SinkPlace("shop", name, folder / "unused")) for name in self.batches}
+        self.sinks = {name: table.bind(SinkPlace("shop", name, Memory())) for name in self.batches}
         self.sealed: dict[int, dict[str, Committable]] = {}
         columns = StructType([StructField("sink", StringType()), StructField("epoch", LongType())])
         for sink in self.sinks.values():
@@ -77,7 +78,7 @@ class SharedTable:
             files = []
             if name in names:
                 self.batches[name] += 1
-                file = self.sinks[name].staging_folder(1) / f"{name}-{epoch}.parquet"
+                file = Path(staged_by(self.sinks[name], 1).location()) / f"{name}-{epoch}.parquet"
                 file.parent.mkdir(parents=True, exist_ok=True)
                 parquet.write_table(pyarrow.table({"sink": [name], "epoch": [epoch]}), file)
                 files.append(StagedFile(self.batches[name], str(file), 100, 1))
@@ -165,7 +166,7 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     with played(tmp_path) as pipeline:
-        pipeline.table.bind(SinkPlace("flat", "table", tmp_path / "unused")).prepare_table(COLUMNS)
+        pipeline.table.bind(SinkPlace("flat", "table", Memory())).prepare_table(COLUMNS)
         pipeline.one_batch_each()
         pipeline.checkpoint()
         root = pipeline.root.paths.root

@@ -16,13 +16,15 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from tidegate.errors import SinkFailed
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, staged_by
 from tidegate.sinks.delta import DeltaTable
 from tidegate.sinks.function import ForeachBatch
 from tidegate.sinks.reading import TableAt
 from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_pattern
 from tidegate.sinks.upsert import _comparable
+from tidegate.storage.folder import Folder
+from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -43,7 +45,7 @@ def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_a
 ) -> None:
     monkeypatch.setattr("tidegate.sinks.upsert._LITTLE_BYTES", little)
     path = tmp_path / "größe 50%+"
-    place = SinkPlace("shop", "orders", tmp_path / "unused", spark)
+    place = SinkPlace("shop", "orders", Memory(), spark)
     schema = StructType(
         [
             StructField("id", LongType()),
@@ -63,7 +65,7 @@ def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_a
         return pyarrow.Table.from_pylist(list(rows), schema=arrow)
 
     def upsert(batch: int, rows: Sequence[Row]) -> None:
-        file = sink.staging_folder(1) / f"part-{batch}.parquet"
+        file = Path(staged_by(sink, 1).location()) / f"part-{batch}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(table(rows), file)
         staged = Committable(batch, (StagedFile(batch, str(file), file.stat().st_size, len(rows)),))
@@ -89,7 +91,7 @@ def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_a
 @pytest.mark.spark
 def test_a_text_that_is_the_name_of_null_in_folders_is_not_merged_as_null(tmp_path: Path, spark: SparkSession) -> None:
     """Another writer may well have written it: Delta's log tells it from null."""
-    place = SinkPlace("shop", "orders", tmp_path / "unused", spark)
+    place = SinkPlace("shop", "orders", Memory(), spark)
     schema = StructType([StructField("id", LongType()), StructField("k", StringType())])
     sink = DeltaTable(tmp_path / "table", "k", key="id").bind(place)
     sink.check_table(schema, "update")
@@ -100,7 +102,7 @@ def test_a_text_that_is_the_name_of_null_in_folders_is_not_merged_as_null(tmp_pa
     theirs = AddAction("theirs.parquet", size, {"k": "__HIVE_DEFAULT_PARTITION__"}, 0, True, "{}")
     table.create_write_transaction([theirs], "append", table.schema(), partition_by=["k"])
     before = by_id(deltalake.DeltaTable(sink.path).to_pyarrow_table().to_pylist())
-    file = sink.staging_folder(1) / "part-0.parquet"
+    file = Path(staged_by(sink, 1).location()) / "part-0.parquet"
     file.parent.mkdir(parents=True)
     parquet.write_table(pyarrow.table({"id": [3], "k": ["a"]}), file)
     staged = Committable(0, (StagedFile(0, str(file), file.stat().st_size, 1),))
@@ -151,14 +153,14 @@ def test_a_file_that_cannot_be_read_is_no_file_without_rows(
 ) -> None:
     """Whatever the user's session does with such files: a commit would remove the rows that it cannot read."""
     monkeypatch.setattr("tidegate.sinks.upsert._LITTLE_BYTES", little)
-    place = SinkPlace("shop", "orders", tmp_path / "folder", lenient)
+    place = SinkPlace("shop", "orders", Folder(tmp_path), lenient)
     schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
     sink = DeltaTable(tmp_path / "table", key="id").bind(place)
     sink.check_table(schema, "update")
     sink.prepare_table(schema)
 
     def stage(batch: int, *ids: int) -> Committable:
-        file = sink.staging_folder(1) / f"part-{batch}.parquet"
+        file = Path(staged_by(sink, 1).location()) / f"part-{batch}.parquet"
         file.parent.mkdir(parents=True, exist_ok=True)
         parquet.write_table(pyarrow.table({"id": ids, "name": [str(batch)] * len(ids)}), file)
         return Committable(batch, (StagedFile(batch, str(file), file.stat().st_size, len(ids)),))

@@ -189,7 +189,7 @@ class PlayedPipeline:
 
         self.root = Root(folder / "root", "flat")
         definitions = pipeline.validated()
-        sink = self.table.bind(SinkPlace("flat", "table", folder / "root" / "sinks" / "table"))
+        sink = self.table.bind(SinkPlace("flat", "table", self.root.store.at("sinks/table")))
         shape = {
             each.name: StageShape(
                 each.kind,

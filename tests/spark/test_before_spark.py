@@ -30,6 +30,7 @@ from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.session import RunSession, check_java
 from tidegate.storage import inspection
 from tidegate.storage.manifest import Manifest
+from tidegate.storage.memory import Memory
 
 # In the place of a session where none is needed: what is wrong is found before.
 NO_SESSION: Any = object()
@@ -123,7 +124,7 @@ def partitioned_otherwise(folder: Path) -> Sink:
 
 def of_another_root(folder: Path) -> Sink:
     table = a_table(folder / "table")
-    table.bind(SinkPlace("flat", "table", folder, root="another")).claim()
+    table.bind(SinkPlace("flat", "table", Memory(), root="another")).claim()
     return table
 
 
@@ -200,7 +201,7 @@ def test_no_sink_is_fenced_before_it_is_known_that_the_pipeline_can_start(tmp_pa
     max(root_folder.rglob("manifests/*")).write_bytes(b"{}")
     a_table(tmp_path / "lake" / "kept")
     root = Root(root_folder, "flat")
-    sink = CountingTable(tmp_path / "lake" / "kept").bind(SinkPlace("flat", "table", tmp_path, root=root.id))
+    sink = CountingTable(tmp_path / "lake" / "kept").bind(SinkPlace("flat", "table", Memory(), root=root.id))
     assert root.foreseen({"table": sink})[1] is None
     assert sink.facts().fence == 0
     with played(tmp_path / "other") as pipeline:

@@ -28,7 +28,7 @@ def rewrite_newest(pipeline: PlayedPipeline, change: Callable[[Manifest], Manife
 
 def refusal(pipeline: PlayedPipeline) -> str:
     """Why a run does not start on the root."""
-    place = SinkPlace("flat", "table", pipeline.root.paths.root / "sinks" / "table", root=pipeline.root.id)
+    place = SinkPlace("flat", "table", pipeline.root.store.at("sinks/table"), root=pipeline.root.id)
     with pytest.raises(RecoveryRefused) as refused:
         pipeline.root.recovered({"table": pipeline.table.bind(place)}, pipeline.generation.shape)
     return str(refused.value)

@@ -24,12 +24,14 @@ from tidegate.engine.root import Root
 from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import Sink, SinkPlace, decode_committable
+from tidegate.sinks.contract import Sink, SinkPlace, decode_committable, staged_by
 from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.spark import queries
 from tidegate.spark.session import RunSession
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import Manifest, SourceStream, StageShape, TableAddress
+from tidegate.storage.memory import Memory
 
 SCHEMA = StructType([StructField("id", LongType())])
 BUILT = SimpleNamespace(schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,))
@@ -80,7 +82,7 @@ def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int 
 
 
 def place_in(folder: Path) -> SinkPlace:
-    return SinkPlace("flat", "table", folder / "root" / "sinks" / "table")
+    return SinkPlace("flat", "table", Folder(folder / "root" / "sinks" / "table"))
 
 
 def damage_newest(folder: Path) -> None:
@@ -183,8 +185,8 @@ def test_of_two_roots_that_start_at_once_one_is_refused_before_it_stages_anythin
     when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = CountingTable(tmp_path / "lake" / "table")
-    winner = table.bind(SinkPlace("flat", "table", tmp_path / "winner", root="winner"))
-    staged = winner.staging_folder(1) / "part-0.parquet"
+    winner = table.bind(SinkPlace("flat", "table", Memory(), root="winner"))
+    staged = Path(staged_by(winner, 1).location()) / "part-0.parquet"
     real_open = Root.open
 
     def win() -> None:

@@ -64,7 +64,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Failed, Member, Quorum, Reached, TimedOut
 from tidegate.protocol.retention import content_of, retained_after
 from tidegate.sinks import function
-from tidegate.sinks.contract import BoundSink, CommitAnswer, FileSink, decode_committable
+from tidegate.sinks.contract import BoundSink, CommitAnswer, FileSink, decode_committable, staged_by
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.output import remove_output
 from tidegate.spark.session import is_of_the_connection
@@ -194,7 +194,7 @@ class Generation:
     def output_of(self, definition: StageDefinition) -> Path:
         sink = self.sinks.get(definition.name)
         if isinstance(sink, FileSink):
-            return sink.staging_folder(self.generation)
+            return Path(staged_by(sink, self.generation).location())
         return self._paths.absolute(self._paths.output(self.generation, definition.name))
 
     def checkpoint_of(self, definition: StageDefinition) -> Path:

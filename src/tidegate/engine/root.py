@@ -209,9 +209,9 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
         stage, shape = manifest.stages.get(name), manifest.shape.get(name)
         if stage is None or shape is None or stage.committable is None:
             continue
-        folders = [sink.place.folder]
+        folders = [Path(sink.place.files.location())]
         if isinstance(sink, FileSink):
-            folders.append(sink.staging_folder(manifest.generation).parent)
+            folders.append(Path(sink.staging.location()))
         if shape.table is not None and shape.table.kind == "delta":
             folders.append(Path(shape.table.address))
         try:

@@ -458,10 +458,9 @@ class _Run:
                 SinkPlace(
                     self._pipeline.name,
                     each.name,
-                    self._root.paths.absolute(self._root.paths.sink(each.name)),
+                    self._root.store.at(self._root.paths.sink(each.name)),
                     session,
                     self._root.id,
-                    self._options.fsync,
                 ),
             )
             for each in self._definitions

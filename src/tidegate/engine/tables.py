@@ -24,7 +24,7 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
 )
-from tidegate.sinks.staging import shown
+from tidegate.sinks.staging import is_staged, shown
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import Manifest, TableAddress
@@ -162,7 +162,7 @@ def check_staged_is_there(
     sealed, then = _sealed(base, name), base.shape[name].table
     files = [] if sealed is None else [each for each in sealed.files if each.rows and each.batch >= facts.next_batch]
     here = [each if then is None else _moved(each, then, now) for each in files]
-    gone = [each for each in here if not Path(each.path).exists()]
+    gone = [] if not isinstance(sink, FileSink) else [each for each in here if not is_staged(sink.staging, each)]
     # Asked once more: a run that was taken over may have shown it meanwhile, and then removed it.
     if not gone or gone[-1].batch < (facts := sink.facts()).next_batch:
         return

@@ -9,7 +9,7 @@ what was staged up to the stage's cut: it is sealed in a `Committable`, JSON tha
 checkpoint is decided, `commit` makes it visible in one atomic step.
 
 There are two ways to stage, and a bound sink has one of them:
-- a `FileSink` names a folder, and Spark's own file sink writes Parquet files there, natively;
+- a `FileSink` names a place, and Spark's own file sink writes Parquet files there, natively;
 - a `RowSink` gets each batch as a DataFrame and stages it itself, from the executors.
 
 The rules:
@@ -55,6 +55,7 @@ import msgspec
 
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, TableAddress
 
 if TYPE_CHECKING:
@@ -74,17 +75,20 @@ class Upkeep(msgspec.Struct, frozen=True):
 class SinkPlace(msgspec.Struct, frozen=True):
     """Which stage of which pipeline a sink serves.
 
-    `folder`, in the pipeline's root, is for what the sink must remember and has no table for. `session` is there while
-    the pipeline runs. `root` is the id of that root, which no other root has. With `fsync`, what a commit has shown and
-    recorded is to survive a loss of power.
+    `files`, in the pipeline's root, are for what the sink must remember and has no table for. `session` is there while
+    the pipeline runs. `root` is the id of that root, which no other root has.
     """
 
     pipeline: str
     stage: str
-    folder: Path
+    files: Files
     session: SparkSession | None = None
     root: str = ""
-    fsync: bool = True
+
+    @property
+    def fsync(self) -> bool:
+        """Whether what a commit has shown and recorded is to survive a loss of power."""
+        return self.files.fsync
 
     @property
     def owner(self) -> str:
@@ -93,7 +97,7 @@ class SinkPlace(msgspec.Struct, frozen=True):
 
 
 class StagedFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file that a batch staged. `path` is absolute: a sink's table may lie anywhere."""
+    """One file that a batch staged. `path` is its location: a sink's table may lie anywhere."""
 
     batch: int
     path: str
@@ -251,9 +255,15 @@ class FileSink(BoundSink, Protocol):
         """The columns whose values name folders, be it only in the table."""
         ...
 
-    def staging_folder(self, generation: int) -> Path:
-        """Where a generation's files are staged."""
+    @property
+    def staging(self) -> Files:
+        """Where files are staged, and nothing else that has a number for a name: `staged_by` has a generation's."""
         ...
+
+
+def staged_by(sink: FileSink, generation: int) -> Files:
+    """Where a generation's files are staged."""
+    return sink.staging.at(f"{generation:06d}")
 
 
 @runtime_checkable

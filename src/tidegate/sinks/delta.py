@@ -39,7 +39,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import as_ms, size_in_bytes
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.combining import Piece, bins, combine
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep, staged_by
 from tidegate.sinks.features import FORGETTING, unwritable
 from tidegate.sinks.reading import versions_of
 from tidegate.sinks.scan import TableFile, active_files
@@ -51,7 +51,6 @@ from tidegate.sinks.staging import (
     conflicting_rows,
     foreign_table,
     forget_generations,
-    generation_folder,
     refuse_foreign,
     refuse_gone,
     refuse_put_back,
@@ -59,7 +58,7 @@ from tidegate.sinks.staging import (
 from tidegate.sinks.statistics import statistics
 from tidegate.sinks.upkeep import Rewritten, retention_s, rewrite, small_files, unneeded_files
 from tidegate.storage.disk import sync
-from tidegate.storage.folder import link
+from tidegate.storage.folder import Folder, link
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.parquet import count_rows
 from tidegate.storage.user_paths import local_path, plain_path
@@ -163,6 +162,8 @@ class BoundDeltaTable:
         self._partition_by = sink.partition_by
         self._newest_by = sink.newest_by
         self._target_size = sink.target_size
+        self._staging = sink.path / _STAGING / place.owner
+        self.staging = Folder(self._staging, fsync=place.fsync)
         self._checked: frozenset[str] = frozenset()
         """The staged files that were looked through."""
         self._wanted: deltalake.Schema | None = None
@@ -190,9 +191,6 @@ class BoundDeltaTable:
     @property
     def folders_by(self) -> tuple[str, ...]:
         return self._partition_by
-
-    def staging_folder(self, generation: int) -> Path:
-        return generation_folder(self.path / _STAGING / self.place.owner, generation)
 
     # -- the table itself -------------------------------------------------------------------------
 
@@ -408,7 +406,7 @@ class BoundDeltaTable:
                     self._sync_log(through=table.version())
                 return CommitAnswer.COMMITTED
             self._check_found(table)
-            refuse_gone(self.describe(), self.place, fresh)
+            refuse_gone(self.describe(), self.place, self.staging, fresh)
             records = [
                 self._transaction("epoch", permit.epoch),
                 self._transaction("batch", max(shown, committable.through_batch + 1)),
@@ -528,11 +526,11 @@ class BoundDeltaTable:
 
     def _attempt(self, permit: CommitPermit) -> Path:
         """Where a commit writes what it merges."""
-        return self.staging_folder(permit.generation) / f"{_MERGE}{permit.epoch}"
+        return Path(staged_by(self, permit.generation).location(f"{_MERGE}{permit.epoch}"))
 
     def _attempts(self, generation: int) -> list[Path]:
         """Where commits have written what they merged, up to a generation: a newer one's is none of our business."""
-        found = (self.path / _STAGING / self.place.owner).glob(f"*/{_MERGE}*")
+        found = self._staging.glob(f"*/{_MERGE}*")
         return [folder for folder in found if int(folder.parent.name) <= generation]
 
     def _linked(self, attempts: Iterable[Path]) -> list[Path]:
@@ -540,7 +538,7 @@ class BoundDeltaTable:
         return [self.path / file.relative_to(folder) for folder in attempts for file in folder.rglob("*.parquet")]
 
     def forget_staged(self, before_generation: int) -> None:
-        forget_generations(self.path / _STAGING / self.place.owner, before_generation)
+        forget_generations(self.staging, before_generation)
 
     # -- upkeep -----------------------------------------------------------------------------------
 
@@ -558,7 +556,7 @@ class BoundDeltaTable:
 
     def _upkeep_mark(self) -> Path:
         """A file whose time tells when a pass has come to its end."""
-        return self.path / _STAGING / self.place.owner / "upkeep"
+        return self._staging / "upkeep"
 
     def keep_up(
         self,
@@ -570,7 +568,7 @@ class BoundDeltaTable:
         if table is None or self.place.session is None or self._target_size is None:
             return None
         before = after = len(active_files(table))
-        folder = self.staging_folder(generation) / _UPKEEP
+        folder = Path(staged_by(self, generation).location(_UPKEEP))
         _remove([folder])  # of a pass that failed
         try:
             rewritten = self._rewriting(self.place.session, table, folder)
@@ -773,9 +771,8 @@ class BoundDeltaTable:
 
     def _targets(self, staged: Iterable[Path]) -> list[Path]:
         """Where staged files are to be in the table."""
-        staging = self.path / _STAGING / self.place.owner
         # Without the folder of the generation, and of the batch or the attempt where there is one.
-        below = [path.relative_to(staging).parts[1:] for path in staged]
+        below = [path.relative_to(self._staging).parts[1:] for path in staged]
         return [self.path.joinpath(*(part for part in each[:-1] if "=" in part), each[-1]) for each in below]
 
 

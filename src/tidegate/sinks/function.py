@@ -9,10 +9,9 @@ checkpoint that is skipped, because it is damaged, come again under the numbers 
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -23,15 +22,13 @@ from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.sinks.staging import (
     forget_generations,
-    generation_folder,
     read_files,
     refuse_foreign,
     refuse_gone,
     refuse_put_back,
 )
-from tidegate.storage.disk import force, sync_names
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import TableAddress
-from tidegate.storage.system import naming
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,15 +36,16 @@ if TYPE_CHECKING:
 
 KINDS: Final = frozenset({"function", "console", "memory"})
 """Of tables that are none: what is remembered of them lies in the root, whatever function is called."""
-_RECORD: Final = "record.json"
+_RECORDS: Final = "records"
 _SCHEMA: Final = "schema.json"
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is remembered of the calls, in the root.
+    """What is remembered of the calls.
 
     `calling` is the epoch that the function is called with, `calling_next_batch` the batch after its rows: so that a
-    call that was interrupted is repeated as it was, though a later epoch may have been decided meanwhile.
+    call that was interrupted is repeated as it was, though a later epoch may have been decided meanwhile. `writer` has
+    no other record.
     """
 
     epoch: int = 0
@@ -55,6 +53,63 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fence: int = 0
     calling: int = 0
     calling_next_batch: int = 0
+    writer: str = ""
+
+    def fenced_at(self, generation: int) -> _Record:
+        # A call that was interrupted was for what is skipped now: there are no such rows to repeat it with.
+        return _Record(self.epoch, self.next_batch, generation)
+
+    def about_to_call(self, epoch: int, next_batch: int) -> _Record:
+        return msgspec.structs.replace(self, calling=epoch, calling_next_batch=next_batch)
+
+    def called(self, epoch: int, next_batch: int) -> _Record:
+        """Of two runs that call at once, the one that is behind takes nothing back."""
+        done = msgspec.structs.replace(self, epoch=max(self.epoch, epoch), next_batch=max(self.next_batch, next_batch))
+        return done if self.calling > epoch else msgspec.structs.replace(done, calling=0, calling_next_batch=0)
+
+
+class _Records:
+    """The records of one stage's calls, in the root: the newest counts.
+
+    Each is created under the number after the one that it follows, if there is none yet: so nobody follows a record
+    that was followed already, by a fence for instance. Those before it are removed. That may empty the number that
+    somebody is about to create who has slept meanwhile: so what was created counts only if it is read back as newest.
+    """
+
+    def __init__(self, files: Files) -> None:
+        self._files = files.at(_RECORDS)
+
+    def newest(self) -> tuple[int, _Record]:
+        """With its number; 0: there is none."""
+        while names := self._files.names_in():
+            data = self._files.read(names[-1])
+            if data is not None:
+                return int(names[-1].removesuffix(".json")), self._decoded(names[-1], data)
+        return 0, _Record()
+
+    def _decoded(self, name: str, data: bytes) -> _Record:
+        try:
+            return msgspec.json.decode(data, type=_Record)
+        except msgspec.MsgspecError as error:
+            raise SinkFailed(f"{self._files.location(name)} cannot be read: {error}") from error
+
+    def follow(self, number: int, record: _Record) -> bool:
+        """Write the record that follows the one of this number. False: another one does."""
+        record = msgspec.structs.replace(record, writer=uuid.uuid4().hex)
+        self._files.create(_name_of_record(number + 1), msgspec.json.encode(record))
+        if self.newest() != (number + 1, record):
+            return False
+        self._files.delete(name for name in self._files.names_in() if name < _name_of_record(number + 1))
+        return True
+
+    def force(self, number: int) -> None:
+        """The run that wrote a record may have been killed before it had forced its name."""
+        if number:
+            self._files.sync([_name_of_record(number)], missing_ok=True)
+
+
+def _name_of_record(number: int) -> str:
+    return f"{number:012d}.json"
 
 
 def _name_of(function: object) -> str:
@@ -99,6 +154,8 @@ class BoundFunction:
     def __init__(self, sink: ForeachBatch, place: SinkPlace) -> None:
         self.sink = sink
         self.place = place
+        self.staging = place.files
+        self._records = _Records(place.files)
 
     def describe(self) -> str:
         return self.sink.describe()
@@ -116,33 +173,31 @@ class BoundFunction:
 
     def prepare_table(self, schema: StructType) -> None:
         # So that an epoch's rows have the stage's columns, whatever files it consists of.
-        _write_whole(self.place, _SCHEMA, schema.json().encode())
+        self.place.files.write(_SCHEMA, schema.json().encode())
 
     def claim(self) -> None:
         """What is remembered and staged lies in the root, so it is no other's."""
 
-    def staging_folder(self, generation: int) -> Path:
-        return generation_folder(self.place.folder, generation)
-
     def facts(self) -> SinkFacts:
-        record = self._read()
+        _, record = self._records.newest()
         return SinkFacts(record.epoch, record.fence, record.next_batch)
 
     def fence(self, generation: int) -> None:
-        record = self._read()
-        if record.fence < generation:
-            # A call that was interrupted was for what is skipped now: there are no such rows to repeat it with.
-            self._write(_Record(record.epoch, record.next_batch, generation))
-        else:
-            self._force_found()
+        while True:
+            number, record = self._records.newest()
+            if record.fence >= generation:
+                self._records.force(number)
+                return
+            if self._records.follow(number, record.fenced_at(generation)):
+                return
 
     def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), self.place, committable.batches)
-        record = self._read()
+        number, record = self._records.newest()
         self._check_fence(record, permit)
         refuse_put_back(self.describe(), self.place, record.epoch, record.next_batch, committable)
         if record.epoch >= permit.epoch:
-            self._force_found()
+            self._records.force(number)
             return CommitAnswer.ALREADY
         if record.epoch < record.calling < permit.epoch:
             record = self._show(permit, record, record.calling, record.calling_next_batch, committable)
@@ -150,29 +205,24 @@ class BoundFunction:
         return CommitAnswer.COMMITTED
 
     def _show(
-        self,
-        permit: CommitPermit,
-        record: _Record,
-        epoch: int,
-        next_batch: int,
-        committable: Committable,
+        self, permit: CommitPermit, record: _Record, epoch: int, next_batch: int, committable: Committable
     ) -> _Record:
         next_batch = max(record.next_batch, next_batch)
         fresh = [file for file in committable.files if record.next_batch <= file.batch < next_batch and file.rows]
         if fresh:
-            refuse_gone(self.describe(), self.place, fresh)
-            calling = msgspec.structs.replace(record, calling=epoch, calling_next_batch=next_batch)
-            self._note(permit, calling)
+            refuse_gone(self.describe(), self.place, self.staging, fresh)
+            self._note(permit, lambda now: now.about_to_call(epoch, next_batch))
             self._call([file.path for file in fresh], epoch)
-        return self._note(permit, _Record(epoch, next_batch))
+        return self._note(permit, lambda now: now.called(epoch, next_batch))
 
-    def _note(self, permit: CommitPermit, record: _Record) -> _Record:
-        """Write a record, unless a fence came since the last one was read: a call may take long."""
-        now = self._read()
-        self._check_fence(now, permit)
-        record = msgspec.structs.replace(record, fence=now.fence)
-        self._write(record)
-        return record
+    def _note(self, permit: CommitPermit, change: Callable[[_Record], _Record]) -> _Record:
+        """Change the record, unless a fence came since it was last read: a call may take long."""
+        while True:
+            number, now = self._records.newest()
+            self._check_fence(now, permit)
+            record = change(now)
+            if self._records.follow(number, record):
+                return record
 
     def _check_fence(self, record: _Record, permit: CommitPermit) -> None:
         if record.fence > permit.generation:
@@ -183,41 +233,14 @@ class BoundFunction:
 
         if self.place.session is None:
             raise SinkFailed(f"{self.describe()} can be called only while the pipeline runs")
-        schema = StructType.fromJson(msgspec.json.decode((self.place.folder / _SCHEMA).read_bytes()))
-        self.sink.function(read_files(self.place.session, schema, map(Path, files)), epoch)
+        found = self.place.files.read(_SCHEMA)
+        if found is None:
+            raise SinkFailed(f"{self.place.files.location(_SCHEMA)} is gone; start the pipeline again")
+        schema = StructType.fromJson(msgspec.json.decode(found))
+        self.sink.function(read_files(self.place.session, schema, files), epoch)
 
     def forget_staged(self, before_generation: int) -> None:
-        forget_generations(self.place.folder, before_generation)
-
-    def _read(self) -> _Record:
-        try:
-            return msgspec.json.decode((self.place.folder / _RECORD).read_bytes(), type=_Record)
-        except FileNotFoundError:
-            return _Record()
-        except msgspec.MsgspecError as error:
-            raise SinkFailed(f"{self.place.folder / _RECORD} cannot be read: {error}") from error
-
-    def _force_found(self) -> None:
-        """The run that wrote the record may have been killed before it had forced its name."""
-        if self.place.fsync:
-            sync_names([self.place.folder / _RECORD])
-
-    def _write(self, record: _Record) -> None:
-        _write_whole(self.place, _RECORD, msgspec.json.encode(record))
-
-
-def _write_whole(place: SinkPlace, name: str, data: bytes) -> None:
-    """So that a reader sees all of it or nothing; after a loss of power too, and what it was before never again."""
-    place.folder.mkdir(parents=True, exist_ok=True)
-    hidden = place.folder / f".{name}.{os.getpid()}"
-    with naming(place.folder / name), hidden.open("wb") as file:
-        file.write(data)
-        file.flush()
-        if place.fsync:
-            force(file.fileno())
-    hidden.rename(place.folder / name)
-    if place.fsync:
-        sync_names([place.folder / name])
+        forget_generations(self.staging, before_generation)
 
 
 class Console(ForeachBatch):

@@ -22,7 +22,7 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
         if shape.table is None:
             continue
         sink = _sink_at(shape.table)
-        place = SinkPlace(root.pipeline, name, root.paths.absolute(root.paths.sink(name)), root=root.id)
+        place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
         try:
             found = None if sink is None else sink.bind(place).facts()
         except (TidegateError, OSError):

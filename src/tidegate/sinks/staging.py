@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConflictingRows, ForeignTable, InvalidPipeline, SinkFailed, TablePutBack
 from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.storage.files import Files, clear
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -31,12 +31,12 @@ def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
-def as_pattern(path: Path) -> str:
+def as_pattern(path: Path | str) -> str:
     """A path as Spark's readers take it: they would expand a pattern."""
     return re.sub(r"([\\*?\[\]{}])", r"\\\1", str(path))
 
 
-def read_files(session: SparkSession, schema: StructType, paths: Iterable[Path]) -> DataFrame:
+def read_files(session: SparkSession, schema: StructType, paths: Iterable[Path | str]) -> DataFrame:
     """The rows of Parquet files that were staged or shown: all of them, whatever the session skips of other files."""
     reader = session.read.schema(schema).options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
     return reader.parquet(*map(as_pattern, paths))
@@ -113,9 +113,15 @@ def refuse_foreign(table: str, place: SinkPlace, staged: Sequence[StagedFile] | 
         )
 
 
-def refuse_gone(table: str, place: SinkPlace, staged: Sequence[StagedFile]) -> None:
+def is_staged(staging: Files, file: StagedFile) -> bool:
+    """Whether it is still there, where a sink stages its files."""
+    name = staging.name_at(file.path)
+    return name is not None and staging.exists(name)
+
+
+def refuse_gone(table: str, place: SinkPlace, staging: Files, staged: Sequence[StagedFile]) -> None:
     """Refuse to show files of which one is gone: what reads them might read on without it."""
-    gone = [file.path for file in staged if not Path(file.path).exists()]
+    gone = [file.path for file in staged if not is_staged(staging, file)]
     if gone:
         raise SinkFailed(
             f"{table}: {gone[0]} is gone, which {place.owner} had staged, so nothing was committed; restore it, or "
@@ -150,14 +156,8 @@ def foreign_table(table: str, place: SinkPlace, way_out: str) -> ForeignTable:
     )
 
 
-def generation_folder(staging: Path, generation: int) -> Path:
-    """Where a generation stages its files."""
-    return staging / f"{generation:06d}"
-
-
-def forget_generations(staging: Path, before: int) -> None:
+def forget_generations(staging: Files, before: int) -> None:
     """Remove what older generations have staged."""
-    if staging.is_dir():
-        for folder in staging.iterdir():
-            if folder.name.isdigit() and int(folder.name) < before:
-                shutil.rmtree(folder, ignore_errors=True)
+    for folder in staging.names_in():
+        if folder.isdigit() and int(folder) < before:
+            clear(staging, folder)

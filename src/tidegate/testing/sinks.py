@@ -48,7 +48,10 @@ from tidegate.sinks.contract import (
     StagedBatch,
     StagedFile,
     decode_committable,
+    staged_by,
 )
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -112,7 +115,7 @@ class SinkRun:
             self.staged.append(StagedBatch(batch, self.generation, count))
         else:
             assert isinstance(self.sink, FileSink)
-            self.staged.append(_write_file(self.sink.staging_folder(self.generation), batch, rows))
+            self.staged.append(_write_file(staged_by(self.sink, self.generation), batch, rows))
         self.batch = max(self.batch, batch)
 
     def sealed(self) -> Committable:
@@ -139,15 +142,17 @@ class SinkRun:
         return sealed
 
 
-def _write_file(folder: Path, batch: int, rows: Sequence[Row]) -> StagedFile:
+def _write_file(staging: Files, batch: int, rows: Sequence[Row]) -> StagedFile:
     """What Spark's file sink would write."""
     pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"part-{batch:05d}-{uuid.uuid4()}.parquet"
+    name = f"part-{batch:05d}-{uuid.uuid4()}.parquet"
     ids = pyarrow.array([each for each, _ in rows], pyarrow.int64())
     values = pyarrow.array([value for _, value in rows], pyarrow.string())
-    parquet.write_table(pyarrow.table({"id": ids, "value": values}), path)
-    return StagedFile(batch, str(path), path.stat().st_size, len(rows))
+    written = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table({"id": ids, "value": values}), written)
+    data = written.getvalue().to_pybytes()
+    staging.at("", durable=False).write(name, data)
+    return StagedFile(batch, staging.location(name), len(data), len(rows))
 
 
 class SinkConformance:
@@ -183,7 +188,8 @@ class SinkConformance:
     def place(self, name: str, stage: str = "orders", root: str = "root") -> SinkPlace:
         if not hasattr(self, "_folder"):
             self._folder = tempfile.TemporaryDirectory(prefix="tidegate-conformance-")
-        return SinkPlace("conformance", stage, Path(self._folder.name) / root / name / stage, self.session(), root)
+        files = Folder(Path(self._folder.name) / root).at(f"{name}/{stage}")
+        return SinkPlace("conformance", stage, files, self.session(), root)
 
     def start(self, name: str, generation: int = 1, stage: str = "orders", root: str = "root") -> SinkRun:
         """The first run on a table."""
