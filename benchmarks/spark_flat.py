@@ -18,6 +18,7 @@ from tidegate.spark.filelog import METADATA, is_committed, log_offset, read_offs
 from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.queries import read_gate
 from tidegate.spark.session import StageSessions
+from tidegate.storage.folder import Folder
 
 _PATIENCE_S: Final = 120.0
 _SCHEMA: Final = StructType([StructField("id", LongType())])
@@ -28,16 +29,16 @@ class _Reader:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._checkpoint = folder / "checkpoint"
-        self._gate = Gate(folder / "gate", folder, 0)
+        self._checkpoint = Folder(folder / "checkpoint")
+        self._gate = Gate(Folder(folder).at("gate", durable=False), Folder(folder), 0)
         self._template = folder / "template.parquet"
         pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
         parquet.write_table(pyarrow.table({"id": [1]}), self._template)
         (folder / "segments").mkdir()
         self.released = 0
         self._batch = -1
-        rows = read_gate(StageSessions(base_session()).of_stages, self._gate.folder, _SCHEMA)
-        writer = rows.writeStream.format("parquet").option("checkpointLocation", str(self._checkpoint))
+        rows = read_gate(StageSessions(base_session()).of_stages, self._gate.files, _SCHEMA)
+        writer = rows.writeStream.format("parquet").option("checkpointLocation", self._checkpoint.location())
         self.query = writer.option("path", str(folder / "output")).start()
 
     def run_batch(self, segments: int) -> float:
@@ -62,8 +63,8 @@ class _Reader:
     def _trim(self) -> None:
         if self._batch % 20 == 0:
             source = read_offsets(self._checkpoint, self._batch).sources[0]
-            trim_log(self._checkpoint / "sources" / "0", log_offset(source or "") - 5)
-            trim_log(self._folder / "output" / METADATA, self._batch - 5)
+            trim_log(self._checkpoint, "sources/0", log_offset(source or "") - 5)
+            trim_log(Folder(self._folder), f"output/{METADATA}", self._batch - 5)
 
 
 def measure_flat(few: int, many: int) -> tuple[float, float]:

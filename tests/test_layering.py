@@ -35,7 +35,7 @@ LAYERS = {
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
     "testing": Layer(layers=CORE, packages={"msgspec"}),
     "testing.files": Layer(layers=CORE | {"storage"}, packages={"msgspec"}),  # the conformance suite of files
-    "testing.sinks": Layer(layers=CORE | {"sinks"}, packages=ANY),  # the conformance suite of sinks
+    "testing.sinks": Layer(layers=CORE | {"sinks", "storage"}, packages=ANY),  # the conformance suite of sinks
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),
     "spark": Layer(layers=BELOW_SPARK | {"sinks"}, packages=ANY),  # it drives sinks; a sink knows nothing of it

@@ -26,8 +26,10 @@ from tidegate.protocol.coordinator import AbortReason
 from tidegate.protocol.messages import Flag, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import decode_committable
-from tidegate.spark.filelog import METADATA, write_whole
+from tidegate.spark.filelog import METADATA, write_log
 from tidegate.spark.gate import Gate
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
@@ -74,11 +76,11 @@ def a_stage_that_is_held_back_gets_nothing_more_to_read() -> None:
             pipeline.played["middle"].run_batch(path)
         pipeline.generation.poll()
         assert middle.is_held_back
-        before = sorted(path.name for path in (middle.gates["rows"].folder / METADATA).iterdir())
+        before = middle.gates["rows"].files.names_in(METADATA)
         run_ahead(pipeline, 3)
         pipeline.generation.poll()
         pipeline.generation.poll()
-        assert sorted(path.name for path in (middle.gates["rows"].folder / METADATA).iterdir()) == before
+        assert middle.gates["rows"].files.names_in(METADATA) == before
 
 
 def a_barrier_passes_a_sink_whose_table_is_late() -> None:
@@ -124,13 +126,13 @@ def a_sink_whose_table_is_late_waits_behind_a_barrier() -> None:
         comes_true(pipeline, lambda: generation.is_settled, "the table shows all")
 
 
-def pause_once(pipeline: PlayedPipeline) -> list[tuple[Path, Path]]:
+def pause_once(pipeline: PlayedPipeline) -> list[tuple[Files, Files]]:
     """The source is paused, in a batch that is in the sink's log and not committed, and goes on. Returns where."""
     generation, rows = pipeline.generation, pipeline.generation.stages["rows"]
     first = pipeline.played["rows"]
-    started: list[tuple[Path, Path]] = []
+    started: list[tuple[Files, Files]] = []
 
-    def start(checkpoint: Path, output: Path) -> Any:
+    def start(checkpoint: Files, output: Files) -> Any:
         started.append((checkpoint, output))
         return query()
 
@@ -140,8 +142,8 @@ def pause_once(pipeline: PlayedPipeline) -> list[tuple[Path, Path]]:
     rows.query = query()
     generation.may_pause("rows", start)
     segments = run_ahead(pipeline, _BOUND + 1)
-    write_whole(first.checkpoint / "offsets" / str(first.batches), ["{}"])
-    write_whole(first.output / METADATA / str(first.batches), [])
+    write_log(rows.checkpoint, f"offsets/{first.batches}", ["{}"])
+    write_log(rows.output, f"{METADATA}/{first.batches}", [])
     comes_true(pipeline, lambda: rows.query is None, "the source is paused")
     for path in segments:
         pipeline.played["middle"].run_batch(path)
@@ -157,11 +159,11 @@ def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
         number = first.batches
         assert len(started) == 1
         checkpoint, output = started[0]
-        assert checkpoint != first.checkpoint
-        assert {path.name for path in (checkpoint / "offsets").iterdir()} == {str(number - 2), str(number - 1)}
-        assert (checkpoint / "commits" / str(number - 1)).is_file()
-        assert [path.name for path in (output / METADATA).iterdir()] == [str(number - 1)]
-        assert (rows.checkpoint, rows.output) == started[0]
+        assert checkpoint.location() != str(first.checkpoint)
+        assert set(checkpoint.names_in("offsets")) == {str(number - 2), str(number - 1)}
+        assert checkpoint.exists(f"commits/{number - 1}")
+        assert output.names_in(METADATA) == [str(number - 1)]
+        assert (rows.checkpoint.location(), rows.output.location()) == (checkpoint.location(), output.location())
 
 
 def what_is_written_late_into_an_abandoned_attempt_is_removed() -> None:
@@ -222,7 +224,7 @@ def a_query_that_was_stopped_has_failed_its_stage() -> None:
 def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
     with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder:
         try:
-            Gate(Path(folder) / "gate", Path(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
+            Gate(Folder(folder).at("gate", durable=False), Folder(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
         except ValueError as error:
             raise AssertionError("a stage that reads it can never be restored") from error
 

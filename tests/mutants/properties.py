@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import tidegate as tg
@@ -46,6 +45,7 @@ from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.spark.sources import going_on
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import SourceStream
 from tidegate.testing.simulator.cluster import Cluster
 
@@ -307,11 +307,11 @@ def no_fall_back_before_the_sinks_are_fenced() -> None:
 
 def a_batch_that_must_keep_order_sees_one_segment() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        gate = Gate(Path(folder) / "gate", Path(folder), 0, window=1)
+        gate = Gate(Folder(folder).at("gate", durable=False), Folder(folder), 0, window=1)
         for sequence in (1, 2, 3):
             gate.release(Segment(sequence, sequence, (SegmentFile(f"{sequence}.parquet", 10),)))
             gate.flush()
-        shown = [line for log in (gate.folder / METADATA).iterdir() for line in log.read_text("utf-8").splitlines()[1:]]
+        shown = [line for log in gate.files.list(METADATA) for line in (gate.files.read(log) or b"").splitlines()[1:]]
         assert len(shown) == 1, "rows of several segments have no order in a batch"
 
 

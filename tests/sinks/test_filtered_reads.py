@@ -48,7 +48,7 @@ from tidegate.sinks.scan import active_files
 from tidegate.sinks.statistics import Bounds
 from tidegate.spark.session import StageSessions
 from tidegate.storage.memory import Memory
-from tidegate.storage.parquet import count_rows
+from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -170,7 +170,7 @@ def make_table(path: Path, spark: SparkSession, target: str | None = None, parts
         written.partitionBy("place").parquet(str(folder))
         found = sorted(folder.rglob("*.parquet"))
         assert len(found) <= parts
-        staged += [StagedFile(file, str(each), each.stat().st_size, count_rows(each)) for each in found]
+        staged += [StagedFile(file, str(each), each.stat().st_size, read_footer(each).num_rows) for each in found]
     sink.commit(permit(1), Committable(FILES - 1, tuple(staged)))
     return deltalake.DeltaTable(path)
 

@@ -28,8 +28,9 @@ from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode
 from tidegate.sinks.delta import BoundDeltaTable
 from tidegate.sinks.function import KINDS
 from tidegate.spark.definition import OutputMode
-from tidegate.spark.filelog import METADATA, StageSource, as_uri, remove_file, write_whole
+from tidegate.spark.filelog import METADATA, StageSource, remove_file, write_log
 from tidegate.spark.output import batch_folder
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import (
     FORMAT,
@@ -96,26 +97,26 @@ class BoundCountingTable(BoundDeltaTable):
 class Played:
     """The query of one stage: each batch consumes one segment, if it reads any, and writes one file."""
 
-    def __init__(self, stage: RunningStage, checkpoint: Path, output: Path, template: Path, root: Path) -> None:
+    def __init__(self, stage: RunningStage, checkpoint: Files, output: Files, template: Path) -> None:
         self.stage = stage
-        self.checkpoint = checkpoint
-        self.output = output
+        self.checkpoint = Path(checkpoint.location())
+        self.output = Path(output.location())
+        self._files = (checkpoint, output)
         self._template = template
-        self._root = root
         self.batches = stage.batch + 1
         for log in ("offsets", "commits", "sources/0"):
-            (checkpoint / log).mkdir(parents=True)
-        (checkpoint / "metadata").write_text('{"id":"played"}', encoding="utf-8")
-        (output / METADATA).mkdir(parents=True)
+            (self.checkpoint / log).mkdir(parents=True)
+        checkpoint.write("metadata", b'{"id":"played"}')
+        (self.output / METADATA).mkdir(parents=True)
         if self.batches:  # what a restore brings of the last batch
-            write_whole(checkpoint / "offsets" / str(stage.batch), [_BATCH])
-            write_whole(checkpoint / "commits" / str(stage.batch), ['{"nextBatchWatermarkMs":0}'])
+            write_log(checkpoint, f"offsets/{stage.batch}", [_BATCH])
+            write_log(checkpoint, f"commits/{stage.batch}", ['{"nextBatchWatermarkMs":0}'])
 
     def run_batch(self, consumed: Path | None = None) -> Path:
         number = self.batches
         path = self.output / f"part-{number:09d}.parquet"
         if self.stage.definition.output_mode != "append":
-            path = batch_folder(self.output, number) / path.name
+            path = self.output / batch_folder(number) / path.name
             path.parent.mkdir()
         if consumed is not None:
             self.consume(0, number, consumed, number + 1)
@@ -124,16 +125,14 @@ class Played:
 
     def consume(self, log: int, offset: int, consumed: Path, sequence: int) -> None:
         """A source takes up a segment's file."""
-        entry = f'{{"path":"{as_uri(consumed)}","timestamp":{sequence},"batchId":{offset}}}'
-        folder = self.checkpoint / "sources" / str(log)
-        folder.mkdir(exist_ok=True)
-        write_whole(folder / str(offset), [entry])
+        entry = f'{{"path":"{consumed.as_uri()}","timestamp":{sequence},"batchId":{offset}}}'
+        write_log(self._files[0], f"sources/{log}/{offset}", [entry])
 
     def write(self, path: Path, *sources: str) -> None:
         """A batch that reads to these offsets writes one file, and is committed."""
         os.link(self._template, path)
         size = path.stat().st_size
-        entry = f'{{"path":"{as_uri(path)}","size":{size},"isDir":false,"modificationTime":1,'
+        entry = f'{{"path":"{path.as_uri()}","size":{size},"isDir":false,"modificationTime":1,'
         entry += '"blockReplication":1,"blockSize":1,"action":"add"}'
         self._commit([entry], sources)
 
@@ -143,12 +142,13 @@ class Played:
 
     def _commit(self, entries: list[str], sources: tuple[str, ...]) -> None:
         number = self.batches
-        write_whole(self.checkpoint / "offsets" / str(number), [_BATCH, *sources])
+        checkpoint, output = self._files
+        write_log(checkpoint, f"offsets/{number}", [_BATCH, *sources])
         if self.stage.definition.output_mode == "append":
-            write_whole(self.output / METADATA / str(number), entries)
-        write_whole(self.checkpoint / "commits" / str(number), ['{"nextBatchWatermarkMs":0}'])
+            write_log(output, f"{METADATA}/{number}", entries)
+        write_log(checkpoint, f"commits/{number}", ['{"nextBatchWatermarkMs":0}'])
         for log in ("offsets", "commits"):  # as Spark does
-            remove_file(self.checkpoint / log / str(number - 100))
+            remove_file(checkpoint, f"{log}/{number - 100}")
         self.batches += 1
 
 
@@ -211,7 +211,7 @@ class PlayedPipeline:
         for name, stage in self.generation.stages.items():
             checkpoint = self.generation.checkpoint_of(stage.definition)
             output = self.generation.output_of(stage.definition)
-            self.played[name] = Played(stage, checkpoint, output, template, self.root.paths.root)
+            self.played[name] = Played(stage, checkpoint, output, template)
             sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(times_read)]
             stage.open_gates(sources)
 
@@ -295,7 +295,7 @@ class PlayedPipeline:
             sizes[f"source log of {name}"] = entries(played.checkpoint / "sources")
             sizes[f"output of {name}"] = entries(played.output)
             for each, gate in played.stage.gates.items():
-                sizes[f"gate from {each} to {name}"] = entries(gate.folder)
+                sizes[f"gate from {each} to {name}"] = entries(Path(gate.files.location()))
         return sizes
 
     @property

@@ -21,13 +21,14 @@ from tests.cli.strict import told
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
 from tidegate.cli.answers import EndedEvent, RestartingEvent
 from tidegate.cli.view import JsonView
-from tidegate.engine import generation, planning
+from tidegate.engine import planning, stage
 from tidegate.engine.run import run_pipeline
 from tidegate.engine.status import RunStatus
 from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavailable
 from tidegate.spark.gate import Gate
 from tidegate.spark.output import remove_output
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import Manifest, decode_manifest
 
@@ -128,15 +129,15 @@ def test_files_that_cannot_be_used_are_failures_like_others(
     def flush_on_a_full_disk(gate: Gate) -> None:
         if gate.lag:
             monkeypatch.setattr(Gate, "flush", flush)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(gate.folder))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), gate.files.location())
         flush(gate)
 
-    def remove_from_a_broken_disk(path: Path) -> None:
-        monkeypatch.setattr(generation, "remove_output", remove_output)
-        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+    def remove_from_a_broken_disk(files: Files, name: str) -> None:
+        monkeypatch.setattr(stage, "remove_output", remove_output)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), files.location(name))
 
     monkeypatch.setattr(Gate, "flush", flush_on_a_full_disk)
-    monkeypatch.setattr(generation, "remove_output", remove_from_a_broken_disk)
+    monkeypatch.setattr(stage, "remove_output", remove_from_a_broken_disk)
     with caplog.at_level(logging.WARNING, "tidegate"):
         run_to_end(pipeline, root, spark, restarts=2, restart_pause="10ms", view=at_most(120))
     told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,8 +14,6 @@ from tests.spark.harness import stream, write_input
 from tidegate.errors import DamagedCheckpoint
 from tidegate.spark.filelog import (
     METADATA,
-    as_path,
-    as_uri,
     is_committed,
     log_offset,
     read_offsets,
@@ -25,67 +22,59 @@ from tidegate.spark.filelog import (
     remove_file,
     seed_sink_log,
     trim_log,
-    write_whole,
+    write_log,
 )
 from tidegate.spark.session import StageSessions
+from tidegate.storage.files import Files, clear
+from tidegate.storage.folder import Folder
+from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import count_rows
 
 ODD_NAMES = ["plain", "a b", "größe", "50%", "a%20b", "a+b", "k=v", "a#b", "a?b", "日本", "it's", "a&b;c,d@e", "~x"]
 
 
-# -- paths ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", ODD_NAMES)
-def test_a_path_comes_back_from_its_uri(name: str) -> None:
-    path = Path("/data") / name / f"part-{name}.parquet"
-    assert as_path(as_uri(path)) == path
-
-
-def test_both_forms_of_a_local_uri_are_understood() -> None:
-    assert as_path("file:/data/a%20b") == as_path("file:///data/a%20b") == Path("/data/a b")
-
-
 # -- single files -----------------------------------------------------------------------------------
 
 
-def test_a_log_file_is_written_whole_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
-    write_whole(tmp_path / "3", ["one", "two"])
-    assert [path.name for path in tmp_path.iterdir()] == ["3"]
-    assert (tmp_path / "3").read_text(encoding="utf-8") == "v1\none\ntwo"
+@pytest.fixture
+def files() -> Memory:
+    return Memory()
 
 
-def test_what_spark_has_not_logged_is_none(tmp_path: Path) -> None:
-    assert read_sink_log(tmp_path, 0) is None
-    assert read_source_log(tmp_path, 0, 0) is None
-    assert not is_committed(tmp_path, 0)
+def test_a_log_file_starts_with_its_version(files: Memory) -> None:
+    write_log(files, "commits/3", ["one", "two"])
+    assert files.read("commits/3") == b"v1\none\ntwo"
 
 
-def test_an_entry_may_name_no_file(tmp_path: Path) -> None:
-    seed_sink_log(tmp_path / "output", 7)
-    assert read_sink_log(tmp_path / "output", 7) == []
-    assert read_sink_log(tmp_path / "output", 6) is None
+def test_what_spark_has_not_logged_is_none(files: Memory) -> None:
+    assert read_sink_log(files, 0) is None
+    assert read_source_log(files, 0, 0) is None
+    assert not is_committed(files, 0)
 
 
-def test_offsets_of_a_batch_are_as_spark_wrote_them(tmp_path: Path) -> None:
-    (tmp_path / "offsets").mkdir()
+def test_an_entry_may_name_no_file(files: Memory) -> None:
+    seed_sink_log(files, 7)
+    assert read_sink_log(files, 7) == []
+    assert read_sink_log(files, 6) is None
+
+
+def test_offsets_of_a_batch_are_as_spark_wrote_them(files: Memory) -> None:
     metadata = '{"batchWatermarkMs":1767225600000,"batchTimestampMs":1,"conf":{}}'
-    write_whole(tmp_path / "offsets" / "4", [metadata, '{"logOffset":3}', "-", '{"topic":{"0":17}}'])
-    found = read_offsets(tmp_path, 4)
+    write_log(files, "offsets/4", [metadata, '{"logOffset":3}', "-", '{"topic":{"0":17}}'])
+    found = read_offsets(files, 4)
     assert found.watermark_ms == 1_767_225_600_000
     assert found.sources == ('{"logOffset":3}', None, '{"topic":{"0":17}}')
 
 
-def test_a_watermark_that_has_not_moved_yet_is_none(tmp_path: Path) -> None:
-    (tmp_path / "offsets").mkdir()
-    write_whole(tmp_path / "offsets" / "0", ['{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', "-"])
-    assert read_offsets(tmp_path, 0).watermark_ms is None
+def test_a_watermark_that_has_not_moved_yet_is_none(files: Memory) -> None:
+    write_log(files, "offsets/0", ['{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', "-"])
+    assert read_offsets(files, 0).watermark_ms is None
 
 
-READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
-    "sink log": (f"{METADATA}/0", lambda folder: read_sink_log(folder, 0)),
-    "source log": ("sources/1/0", lambda folder: read_source_log(folder, 1, 0)),
-    "offsets": ("offsets/0", lambda folder: read_offsets(folder, 0)),
+READERS: dict[str, tuple[str, Callable[[Files], object]]] = {
+    "sink log": (f"{METADATA}/0", lambda files: read_sink_log(files, 0)),
+    "source log": ("sources/1/0", lambda files: read_source_log(files, 1, 0)),
+    "offsets": ("offsets/0", lambda files: read_offsets(files, 0)),
 }
 DAMAGE = {
     "empty": b"",
@@ -99,41 +88,36 @@ DAMAGE = {
 
 @pytest.mark.parametrize("log", READERS)
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_is_named(tmp_path: Path, log: str, damage: str) -> None:
+def test_a_damaged_file_is_named(files: Memory, log: str, damage: str) -> None:
     name, read = READERS[log]
-    path = tmp_path / name
-    path.parent.mkdir(parents=True)
-    path.write_bytes(DAMAGE[damage])
+    files.write(name, DAMAGE[damage])
     with pytest.raises(DamagedCheckpoint) as damaged:
-        read(tmp_path)
-    assert str(path) in str(damaged.value)
+        read(files)
+    assert files.location(name) in str(damaged.value)
 
 
-def test_offsets_that_are_gone_though_the_batch_was_committed_are_damage(tmp_path: Path) -> None:
+def test_offsets_that_are_gone_though_the_batch_was_committed_are_damage(files: Memory) -> None:
     with pytest.raises(DamagedCheckpoint, match="offsets/3"):
-        read_offsets(tmp_path, 3)
+        read_offsets(files, 3)
 
 
 # -- trimming ---------------------------------------------------------------------------------------
 
 
-def test_trimming_deletes_lower_numbers_with_their_checksums_and_nothing_else(tmp_path: Path) -> None:
+def test_trimming_deletes_lower_numbers_with_their_checksums_and_nothing_else(files: Memory) -> None:
     for name in ("7", ".7.crc", "8", "9.compact", ".9.compact.crc", "10", ".10.crc", "11", ".hidden", "README", "x7"):
-        (tmp_path / name).touch()
-    trim_log(tmp_path, below=10)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".10.crc", ".hidden", "10", "11", "README", "x7"]
+        files.write(f"log/{name}", b"")
+    trim_log(files, "log", below=10)
+    assert files.names_in("log") == [".10.crc", ".hidden", "10", "11", "README", "x7"]
+    trim_log(files, "nothing", below=10)
 
 
-def test_a_log_that_is_not_there_needs_no_trimming(tmp_path: Path) -> None:
-    trim_log(tmp_path / "nothing", below=10)
-
-
-def test_a_file_goes_with_its_checksum(tmp_path: Path) -> None:
-    for name in ("a.parquet", ".a.parquet.crc", "b.parquet"):
-        (tmp_path / name).touch()
-    remove_file(tmp_path / "a.parquet")
-    remove_file(tmp_path / "a.parquet")
-    assert [path.name for path in tmp_path.iterdir()] == ["b.parquet"]
+def test_a_file_goes_with_its_checksum(files: Memory) -> None:
+    for name in ("a.parquet", ".a.parquet.crc", "k=v/a.parquet", "k=v/.a.parquet.crc", "k=v/b.parquet"):
+        files.write(name, b"")
+    for name in ("a.parquet", "k=v/a.parquet", "k=v/a.parquet"):
+        remove_file(files, name)
+    assert files.list() == ["k=v/b.parquet"]
 
 
 # -- what Spark writes ------------------------------------------------------------------------------
@@ -147,26 +131,25 @@ class Written:
 
     def __init__(self, folder: Path, source: Path) -> None:
         self.source = source
-        self.checkpoint = folder / "spark"
-        self.output = folder / "output"
+        self.checkpoint = Folder(folder / "spark")
+        self.output = Folder(folder / "output")
 
     def run(self, spark: SparkSession) -> None:
         rows = stream(StageSessions(spark).of_sources, self.source, files_per_batch=1)
         names = F.array(*(F.lit(name) for name in ODD_NAMES))
         keyed = rows.select("id", F.element_at(names, (F.col("id") % len(ODD_NAMES) + 1).cast("int")).alias("key"))
-        writer = keyed.writeStream.partitionBy("key").option("checkpointLocation", str(self.checkpoint))
-        writer.trigger(availableNow=True).start(str(self.output), "parquet").awaitTermination()
+        writer = keyed.writeStream.partitionBy("key").option("checkpointLocation", self.checkpoint.location())
+        writer.trigger(availableNow=True).start(self.output.location(), "parquet").awaitTermination()
 
     def restored(self, folder: Path, as_batch: int) -> Written:
         """The same query with a fresh output, as if the last batch that it ran had been another."""
         other = Written(folder, self.source)
-        shutil.copytree(self.checkpoint, other.checkpoint)
-        for log in (other.checkpoint / "offsets", other.checkpoint / "commits"):
-            kept = [(log / str(BATCHES - back)).read_bytes() for back in (2, 1)]
-            shutil.rmtree(log)
-            log.mkdir()
-            for number, data in zip((as_batch - 1, as_batch), kept, strict=True):
-                (log / str(number)).write_bytes(data)
+        for name in self.checkpoint.list():
+            other.checkpoint.copy(name, self.checkpoint, name)
+        for log in ("offsets", "commits"):
+            clear(other.checkpoint, log)
+            for number, back in ((as_batch - 1, 2), (as_batch, 1)):
+                other.checkpoint.copy(f"{log}/{number}", self.checkpoint, f"{log}/{BATCHES - back}")
         seed_sink_log(other.output, as_batch)
         return other
 
@@ -185,19 +168,23 @@ def written(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Wr
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_sink_log_names_the_files_of_every_batch(written: Written) -> None:
-    seen: Counter[Path] = Counter()
+    seen: Counter[str] = Counter()
     for batch in range(BATCHES):
         entries = read_sink_log(written.output, batch)
         assert entries
-        files = [as_path(entry.path) for entry in entries]
-        assert [path.stat().st_size for path in files] == [entry.size for entry in entries]
-        assert sum(count_rows(path) for path in files) == ROWS_PER_FILE
+        names = [written.output.name_of(entry.path) or "elsewhere" for entry in entries]
+        assert [written.output.size(name) for name in names] == [entry.size for entry in entries]
+        assert sum(count_rows(written.output, name) for name in names) == ROWS_PER_FILE
         assert {entry.action for entry in entries} == {"add"}
-        seen.update(files)
-    assert set(seen) == set(written.output.rglob("*.parquet"))
+        seen.update(names)
+    assert set(seen) == parquet_files(written.output)
     assert set(seen.values()) == {1}
-    assert len({path.parent for path in seen}) == len(ODD_NAMES)
+    assert len({name.partition("/")[0] for name in seen}) == len(ODD_NAMES)
     assert read_sink_log(written.output, BATCHES) is None
+
+
+def parquet_files(output: Files) -> set[str]:
+    return {name for name in output.list() if name.endswith(".parquet")}
 
 
 @pytest.mark.spark
@@ -211,7 +198,7 @@ def test_offsets_and_source_log_tell_what_every_batch_has_read(written: Written)
         if batch != 9:  # there it is compacted, as the log of a source of the user's may be
             entries = read_source_log(written.checkpoint, 0, batch)
             assert entries is not None
-            assert [as_path(entry.path) for entry in entries] == [written.source / f"{batch:05d}.json"]
+            assert [Folder(written.source).name_of(entry.path) for entry in entries] == [f"{batch:05d}.json"]
             assert [entry.batch_id for entry in entries] == [batch]
     assert not is_committed(written.checkpoint, BATCHES)
 
@@ -227,7 +214,8 @@ def test_a_query_that_is_restored_at_a_batch_writes_the_next_into_a_fresh_folder
     restored.run(spark)
     assert read_sink_log(restored.output, last - 1) is None
     assert read_sink_log(restored.output, last) == []
-    files = [as_path(entry.path) for more in (1, 2) for entry in read_sink_log(restored.output, last + more) or ()]
-    assert sum(count_rows(path) for path in files) == 2 * ROWS_PER_FILE
-    assert set(files) == set(restored.output.rglob("*.parquet"))
+    entries = [entry for more in (1, 2) for entry in read_sink_log(restored.output, last + more) or ()]
+    names = [restored.output.name_of(entry.path) or "elsewhere" for entry in entries]
+    assert sum(count_rows(restored.output, name) for name in names) == 2 * ROWS_PER_FILE
+    assert set(names) == parquet_files(restored.output)
     assert not is_committed(restored.checkpoint, last + 3)

@@ -24,6 +24,7 @@ from tidegate.engine.channel import Channel
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -65,19 +66,19 @@ def segment(sequence: int) -> Segment:
 
 
 def lines_of(gate: Gate) -> int:
-    return sum(path.read_text(encoding="utf-8").count("\n") for path in (gate.folder / METADATA).iterdir())
+    return sum((gate.files.read(name) or b"").count(b"\n") for name in gate.files.list(METADATA))
 
 
 @pytest.mark.slow
 def test_a_gates_log_and_a_flush_of_it_are_the_same_after_any_number_of_segments(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", tmp_path, 0)
+    gate = Gate(Folder(tmp_path).at("gate", durable=False), Folder(tmp_path), 0)
     found = []
     for sequence in range(1, MANY + 1):
         gate.release(segment(sequence))
         if sequence in (FEW, MANY):
             with Counted.block() as counts:
                 gate.flush()
-            found.append((dict(counts), entries(gate.folder), lines_of(gate), gate.lag))
+            found.append((dict(counts), entries(Path(gate.files.location())), lines_of(gate), gate.lag))
         gate.flush()
         gate.on_consumed(sequence)
     assert found[0] == found[1]

@@ -15,10 +15,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import LongType, StructField, StructType
 
 from tidegate.protocol.messages import Segment, SegmentFile
-from tidegate.spark.filelog import METADATA, as_path, is_committed, log_offset, read_offsets, read_source_log
+from tidegate.spark.filelog import METADATA, is_committed, log_offset, read_offsets, read_source_log
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW, Gate
 from tidegate.spark.queries import read_gate
 from tidegate.spark.session import StageSessions
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -38,12 +40,11 @@ def named(sequence: int, files: int = 1) -> Segment:
 
 def entries(gate: Gate) -> dict[str, list[int]]:
     """The sequence numbers in every file of the gate's log."""
-    log = gate.folder / METADATA
     found: dict[str, list[int]] = {}
-    for path in sorted(log.iterdir(), key=lambda path: int(path.name.removesuffix(".compact"))):
-        version, *lines = path.read_text(encoding="utf-8").split("\n")
+    for name in sorted(gate.files.names_in(METADATA), key=lambda name: int(name.removesuffix(".compact"))):
+        version, *lines = (gate.files.read(f"{METADATA}/{name}") or b"").decode().split("\n")
         assert version == "v1"
-        found[path.name] = [int(as_path(line.split('"')[3]).name.split("-")[0]) for line in lines]
+        found[name] = [int(line.split('"')[3].rpartition("/")[2].split("-")[0]) for line in lines]
     return found
 
 
@@ -59,7 +60,7 @@ def seen_by_spark(gate: Gate) -> list[int]:
 
 @pytest.fixture
 def gate(tmp_path: Path) -> Gate:
-    return Gate(tmp_path / "gate", tmp_path, 0)
+    return Gate(Folder(tmp_path).at("gate", durable=False), Folder(tmp_path), 0)
 
 
 def test_a_new_gate_shows_nothing_and_tells_spark_its_interval(gate: Gate) -> None:
@@ -162,7 +163,7 @@ def test_a_full_window_opens_by_what_was_consumed(gate: Gate) -> None:
 
 
 def test_with_a_window_of_one_each_batch_sees_one_whole_segment(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", tmp_path, 0, window=1)
+    gate = Gate(Folder(tmp_path).at("gate", durable=False), Folder(tmp_path), 0, window=1)
     for sequence in range(1, 40):
         gate.release(named(sequence, files=2))
     consumed = 0
@@ -176,7 +177,7 @@ def test_with_a_window_of_one_each_batch_sees_one_whole_segment(tmp_path: Path) 
 
 
 def test_a_gate_of_a_restored_reader_starts_behind_its_position(tmp_path: Path) -> None:
-    gate = Gate(tmp_path / "gate", tmp_path, 41)
+    gate = Gate(Folder(tmp_path).at("gate", durable=False), Folder(tmp_path), 41)
     gate.release(named(42))
     gate.flush()
     assert seen_by_spark(gate) == [42]
@@ -205,7 +206,7 @@ class Channel:
         return Segment(self.written, self.written - 1, (SegmentFile(name, path.stat().st_size),))
 
     def gate(self) -> Gate:
-        return Gate(self.root / "gates" / "rows", self.root, 0)
+        return Gate(Folder(self.root).at("gates/rows", durable=False), Folder(self.root), 0)
 
     @property
     def rows(self) -> Counter[int]:
@@ -229,10 +230,10 @@ class Reader:
         """The sequence numbers of everything consumed, in the order of batches."""
         found: list[int] = []
         batch = 0
-        while is_committed(self._checkpoint, batch):
-            (source,) = read_offsets(self._checkpoint, batch).sources
+        while is_committed(Folder(self._checkpoint), batch):
+            (source,) = read_offsets(Folder(self._checkpoint), batch).sources
             assert source is not None
-            taken = read_source_log(self._checkpoint, 0, log_offset(source))
+            taken = read_source_log(Folder(self._checkpoint), 0, log_offset(source))
             assert taken is not None
             found += [entry.timestamp for entry in taken]
             batch += 1
@@ -250,7 +251,7 @@ class Reader:
 @contextmanager
 def reading(spark: SparkSession, gate: Gate, folder: Path) -> Iterator[Reader]:
     session = StageSessions(spark).of_stages
-    rows = read_gate(session, gate.folder, StructType([StructField("id", LongType())]))
+    rows = read_gate(session, gate.files, StructType([StructField("id", LongType())]))
     writer = rows.writeStream.option("checkpointLocation", str(folder / "spark")).queryName("seen_through_the_gate")
     query = writer.format("memory").start()
     try:
@@ -298,8 +299,8 @@ def test_a_reader_that_comes_late_loses_nothing(tmp_path: Path, spark: SparkSess
 class ForgetfulGate(Gate):
     """What the prototype did: a compact entry holds what is new, and not what still waits to be consumed."""
 
-    def __init__(self, folder: Path, root: Path, position: int) -> None:
-        super().__init__(folder, root, position)
+    def __init__(self, files: Files, root: Files, position: int) -> None:
+        super().__init__(files, root, position)
         self._written: set[int] = set()
 
     def _lines(self, segments: deque[Segment] | list[Segment]) -> list[str]:
@@ -312,7 +313,7 @@ class ForgetfulGate(Gate):
 @pytest.mark.slow
 def test_a_gate_that_did_not_repeat_what_waits_would_lose_it(tmp_path: Path, spark: SparkSession) -> None:
     channel = Channel(tmp_path)
-    gate = ForgetfulGate(channel.root / "gates" / "rows", channel.root, 0)
+    gate = ForgetfulGate(Folder(channel.root).at("gates/rows", durable=False), Folder(channel.root), 0)
     for _ in range(25):
         gate.release(channel.write())
         gate.flush()

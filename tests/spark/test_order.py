@@ -65,6 +65,10 @@ def counting(folder: Path, dsn: str) -> tg.Pipeline:
     return pipeline
 
 
+def input_of(gate: Gate) -> str:
+    return gate.files.location().rpartition("/")[2]
+
+
 class Slow:
     """Readers that come late: a gate shows nothing before this segment waits too. The source's come one by one."""
 
@@ -75,14 +79,14 @@ class Slow:
 
         def late(gate: Gate) -> None:
             waiting = list(gate._waiting)
-            if gate.folder.name == "rows":
+            if input_of(gate) == "rows":
                 if not gate._unconsumed:
                     gate._waiting = deque(waiting[:1])
                     flush(gate)
                     gate._waiting = deque(waiting[1:])
                 return
-            reader = gate.folder.parent.parent.name
-            if waiting and waiting[-1].sequence >= self.until.get(reader, self.until.get(gate.folder.name, 0)):
+            reader = gate.files.location().split("/")[-3]
+            if waiting and waiting[-1].sequence >= self.until.get(reader, self.until.get(input_of(gate), 0)):
                 flush(gate)
 
         monkeypatch.setattr(Gate, "flush", late)

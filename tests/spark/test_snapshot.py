@@ -16,17 +16,17 @@ from pyspark.sql import functions as F
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
 from tidegate.engine.root import Root
-from tidegate.errors import DamagedCheckpoint
+from tidegate.errors import DamagedCheckpoint, StoreUnavailable
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark import snapshot
-from tidegate.spark.filelog import is_committed, write_whole
+from tidegate.spark.filelog import is_committed, write_log
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
-from tidegate.storage.folder import link
+from tidegate.storage.files import Files, checksum
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
-from tidegate.storage.local import checksum, copy_anew, files_under
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
 from tidegate.storage.paths import RootPaths
 
@@ -47,7 +47,7 @@ def checkpoint_folder(folder: Path, batches: int, *sources: str) -> Path:
     touch(folder, "metadata")
     (folder / "offsets").mkdir()
     for batch in range(batches):
-        write_whole(folder / "offsets" / str(batch), ['{"batchWatermarkMs":0}', *sources])
+        write_log(Folder(folder, fsync=False), f"offsets/{batch}", ['{"batchWatermarkMs":0}', *sources])
         touch(folder, f"commits/{batch}", f"commits/.{batch}.crc", f"offsets/.{batch}.crc")
     return folder
 
@@ -63,12 +63,12 @@ def full_snapshot(path: Path, *shared: str) -> None:
 def test_a_batch_needs_its_own_entries_and_those_of_the_one_before(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, "-")
     wanted = {"metadata", "offsets/2", "offsets/3", "commits/2", "commits/3"}
-    assert sorted(files_at(checkpoint, 3, reads_gates=True)) == sorted(wanted)
+    assert sorted(files_at(Folder(checkpoint), 3, reads_gates=True)) == sorted(wanted)
 
 
 def test_the_first_batch_has_none_before_it(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, "-")
-    assert sorted(files_at(checkpoint, 0, reads_gates=True)) == ["commits/0", "metadata", "offsets/0"]
+    assert sorted(files_at(Folder(checkpoint), 0, reads_gates=True)) == ["commits/0", "metadata", "offsets/0"]
 
 
 @pytest.mark.parametrize("gone", ["offsets/3", "commits/3", "offsets/2"])
@@ -76,20 +76,20 @@ def test_a_batch_that_spark_has_deleted_already_cannot_be_taken(tmp_path: Path, 
     checkpoint = checkpoint_folder(tmp_path, 6, "-")
     (checkpoint / gone).unlink()
     with pytest.raises(DamagedCheckpoint, match="batch 3 is no longer in"):
-        files_at(checkpoint, 3, reads_gates=True)
+        files_at(Folder(checkpoint), 3, reads_gates=True)
 
 
 def test_a_log_of_the_users_source_is_needed_whole_up_to_the_batch(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
     touch(checkpoint, "sources/0/8", "sources/0/9.compact", "sources/0/10", "sources/0/11", "sources/0/.10.crc")
-    found = [name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")]
+    found = [name for name in files_at(Folder(checkpoint), 3, reads_gates=False) if name.startswith("sources")]
     assert sorted(found) == ["sources/0/10", "sources/0/8", "sources/0/9.compact"]
 
 
 def test_what_a_source_of_another_kind_keeps_is_needed_whole(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, '{"topic":{"0":10}}')
     touch(checkpoint, "sources/0/0", "sources/0/partitions/7")
-    found = [name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")]
+    found = [name for name in files_at(Folder(checkpoint), 3, reads_gates=False) if name.startswith("sources")]
     assert sorted(found) == ["sources/0/0", "sources/0/partitions/7"]
 
 
@@ -97,7 +97,7 @@ def test_of_two_equal_sources_and_another_no_log_is_cut_short(tmp_path: Path) ->
     """They have two logs, though the offsets name three sources."""
     checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":3}', '{"logOffset":3}', '{"logOffset":8}')
     touch(checkpoint, *(f"sources/0/{number}" for number in range(5)), *(f"sources/1/{number}" for number in range(10)))
-    found = {name for name in files_at(checkpoint, 3, reads_gates=False) if name.startswith("sources")}
+    found = {name for name in files_at(Folder(checkpoint), 3, reads_gates=False) if name.startswith("sources")}
     assert found >= {f"sources/0/{number}" for number in range(4)} | {f"sources/1/{number}" for number in range(9)}
     assert "sources/1/9" not in found
 
@@ -105,11 +105,11 @@ def test_of_two_equal_sources_and_another_no_log_is_cut_short(tmp_path: Path) ->
 def test_the_logs_of_gates_are_not_kept_because_they_start_anew(tmp_path: Path) -> None:
     checkpoint = checkpoint_folder(tmp_path, 6, '{"logOffset":10}')
     touch(checkpoint, *(f"sources/0/{number}" for number in range(7, 14)))
-    assert not any(name.startswith("sources") for name in files_at(checkpoint, 3, reads_gates=True))
+    assert not any(name.startswith("sources") for name in files_at(Folder(checkpoint), 3, reads_gates=True))
 
 
 def state_at(checkpoint: Path, batch: int) -> set[str]:
-    found = files_at(checkpoint, batch, reads_gates=True)
+    found = files_at(Folder(checkpoint), batch, reads_gates=True)
     assert len(found) == len(set(found))
     return {name.removeprefix("state/0/0/") for name in found if name.startswith("state/")}
 
@@ -162,7 +162,7 @@ def test_a_full_snapshot_that_nobody_can_vouch_for_any_more_does_not_replace_wha
     both = {"3_aa.zip", "SSTs/one.sst", "6_bb.zip", "SSTs/two.sst"}
     assert state_at(checkpoint, 8) == both | {f"{version}_aa.changelog" for version in range(4, 10)}
     # The older one was looked at in time: it is enough, and the other does no harm.
-    found = files_at(checkpoint, 8, reads_gates=True, committed={"state/0/0/6_bb.zip"})
+    found = files_at(Folder(checkpoint), 8, reads_gates=True, committed={"state/0/0/6_bb.zip"})
     kept = {name.removeprefix("state/0/0/") for name in found if name.startswith("state/")}
     assert kept == {"6_bb.zip", "SSTs/two.sst", *(f"{version}_aa.changelog" for version in range(7, 10))}
 
@@ -191,7 +191,7 @@ def test_every_operator_partition_and_store_is_looked_at(tmp_path: Path) -> None
     checkpoint = checkpoint_folder(tmp_path, 2, "-")
     stores = [f"state/{operator}/{partition}/{store}" for operator in (0, 1) for partition in (0, 1) for store in "lr"]
     touch(checkpoint, *(f"{store}/{version}_aa.changelog" for store in stores for version in (1, 2)))
-    found = [name for name in files_at(checkpoint, 0, reads_gates=True) if name.startswith("state/")]
+    found = [name for name in files_at(Folder(checkpoint), 0, reads_gates=True) if name.startswith("state/")]
     assert sorted(found) == sorted(f"{store}/1_aa.changelog" for store in stores)
 
 
@@ -199,7 +199,7 @@ def test_what_describes_the_state_is_needed_but_not_of_later_batches(tmp_path: P
     checkpoint = checkpoint_folder(tmp_path, 6, "-")
     touch(checkpoint, "state/0/_metadata/metadata", "state/0/0/_metadata/schema", "state/0/_metadata/.x.crc")
     touch(checkpoint, "state/1/_metadata/v2/0", "state/1/_metadata/v2/5", "state/1/_stateSchema/default/0_aa")
-    found = [name for name in files_at(checkpoint, 3, reads_gates=True) if name.startswith("state/")]
+    found = [name for name in files_at(Folder(checkpoint), 3, reads_gates=True) if name.startswith("state/")]
     assert sorted(found) == [
         "state/0/0/_metadata/schema",
         "state/0/_metadata/metadata",
@@ -218,21 +218,18 @@ class Kept:
         self.paths = RootPaths(folder / "root")
         self.checkpoint = self.paths.absolute(self.paths.spark_checkpoint(generation, STAGE))
         names = {file.name: file for file in held}
-        self.snapshotter = Snapshotter(self.paths, generation, STAGE, names, reads_gates=False)
+        self.files = Folder(self.paths.root)
+        self.snapshotter = Snapshotter(self.files, generation, STAGE, names, reads_gates=False)
         self.checkpoints = 0
 
     def take(self, batch: int, *, full: bool = False) -> tuple[tuple[SnapshotFile, ...], int]:
         self.checkpoints += 1
-        return self.snapshotter.take(self.checkpoint, self.checkpoints, batch, full=full)
+        return self.snapshotter.take(Folder(self.checkpoint), self.checkpoints, batch, full=full)
 
     @property
     def unneeded(self) -> list[str]:
         """What a clean-up would delete that runs now, with no checkpoint retained."""
-        stored = [
-            StoredFile(self.paths.relative(path), 1)
-            for path in self.paths.absolute("generations/000001/snapshots").rglob("*")
-            if path.is_file()
-        ]
+        stored = [StoredFile(name, 1) for name in self.files.list("generations/000001/snapshots")]
         return [file.path for file in deletable(DecisionLog(), 1, {}, stored, self.snapshotter.in_use)]
 
 
@@ -284,18 +281,20 @@ def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
     kept.checkpoint.mkdir(parents=True)
     checkpoint_folder(kept.checkpoint, 3, "-")
 
-    def link_on_a_full_disk(source: Path, target: Path) -> None:
-        if target.parts[-2:] == ("commits", "2"):
-            raise OSError(28, "No space left on device")
-        link(source, target)
+    keep = Folder.keep
+
+    def keep_on_a_full_disk(files: Folder, name: str, source: Files, source_name: str) -> None:
+        if name.endswith("commits/2"):
+            raise StoreUnavailable("No space left on device")
+        keep(files, name, source, source_name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "link", link_on_a_full_disk)
-        with pytest.raises(OSError, match="No space left"):
+        patch.setattr(Folder, "keep", keep_on_a_full_disk)
+        with pytest.raises(StoreUnavailable, match="No space left"):
             kept.take(2)
     unneeded: list[str] = []
 
-    def look_while_a_snapshot_begins(checkpoint: Path, batch: int, **options: Any) -> list[str]:
+    def look_while_a_snapshot_begins(checkpoint: Files, batch: int, **options: Any) -> list[str]:
         unneeded.extend(kept.unneeded)
         return files_at(checkpoint, batch, **options)
 
@@ -313,8 +312,8 @@ def with_state(folder: Path, batches: int = 3) -> Kept:
     return kept
 
 
-def is_whole(paths: RootPaths, file: SnapshotFile) -> bool:
-    return checksum(paths.absolute(file.stored)) == (file.size_bytes, file.sha256)
+def is_whole(files: Files, file: SnapshotFile) -> bool:
+    return checksum(files, file.stored) == (file.size_bytes, file.sha256)
 
 
 def test_a_full_snapshot_stores_every_file_anew_and_refers_to_no_other_checkpoints(tmp_path: Path) -> None:
@@ -327,7 +326,7 @@ def test_a_full_snapshot_stores_every_file_anew_and_refers_to_no_other_checkpoin
     others = [kept.paths.absolute(file.stored) for file in first] + [kept.checkpoint / file.name for file in full]
     for path in others:
         path.write_bytes(b"damaged")
-    assert all(is_whole(kept.paths, file) for file in full), "it shares no file, by whatever name"
+    assert all(is_whole(kept.files, file) for file in full), "it shares no file, by whatever name"
 
 
 def test_the_snapshot_after_a_full_one_builds_on_it(tmp_path: Path) -> None:
@@ -341,7 +340,7 @@ def test_the_snapshot_after_a_full_one_builds_on_it(tmp_path: Path) -> None:
     assert {file for file in later if file.name not in added} <= set(full)
     kept.snapshotter.forget(3)
     needed = {file.stored for file in later}
-    stored = {kept.paths.relative(path) for path in files_under(kept.paths.absolute("generations/000001/snapshots"))}
+    stored = set(kept.files.list("generations/000001/snapshots"))
     assert set(kept.unneeded) == stored - needed, "what was kept for the time of copying goes too"
 
 
@@ -353,7 +352,7 @@ def test_what_spark_has_deleted_is_copied_from_what_an_older_checkpoint_keeps(tm
     (kept.checkpoint / "state/0/0/SSTs/one.sst").unlink()
     full, _ = kept.take(2, full=True)
     assert "state/0/0/SSTs/one.sst" in {file.name for file in full}
-    assert all(is_whole(kept.paths, file) for file in full)
+    assert all(is_whole(kept.files, file) for file in full)
 
 
 def test_a_full_snapshot_vouches_for_nothing_that_was_damaged(tmp_path: Path) -> None:
@@ -372,7 +371,7 @@ def test_a_full_snapshot_vouches_for_nothing_that_was_damaged(tmp_path: Path) ->
     # Spark's own is another file where a file system has no links: then it takes the damaged one's place.
     live.write_bytes(whole)
     full, _ = kept.take(2, full=True)
-    assert all(is_whole(kept.paths, file) for file in full)
+    assert all(is_whole(kept.files, file) for file in full)
 
 
 def test_a_damaged_full_snapshot_of_state_is_named(tmp_path: Path) -> None:
@@ -389,12 +388,12 @@ def test_a_full_snapshot_of_a_restored_stage_has_its_own_files_also_of_those_tha
     named.write_text(f'v2\n{{"stateSchemaFilePaths":["{kept.checkpoint}/state/0/_stateSchema/x"]}}', encoding="utf-8")
     first, _ = kept.take(2)
     later = Kept(tmp_path, first, generation=2)
-    restore_checkpoint(later.paths, first, later.checkpoint, STAGE)
+    restore_checkpoint(later.files, first, Folder(later.checkpoint), STAGE)
     full, _ = later.take(2, full=True)
     assert all(file.stored.startswith("generations/000002/") for file in full)
     shutil.rmtree(tmp_path / "root" / "generations" / "000001")
     last = Kept(tmp_path, full, generation=3)
-    restore_checkpoint(last.paths, full, last.checkpoint, STAGE)
+    restore_checkpoint(last.files, full, Folder(last.checkpoint), STAGE)
     assert str(last.checkpoint) in (last.checkpoint / "state/0/_metadata/v2/0").read_text(encoding="utf-8")
 
 
@@ -405,8 +404,8 @@ def test_what_the_next_generation_still_needs_is_not_kept_twice(tmp_path: Path) 
     touch(kept.checkpoint, "state/0/0/1_aa.changelog", "state/0/0/2_aa.changelog", "state/0/0/3_aa.changelog")
     first, _ = kept.take(2)
     later = Kept(tmp_path, first, generation=2)
-    restore_checkpoint(later.paths, first, later.checkpoint, STAGE)
-    write_whole(later.checkpoint / "offsets" / "3", ['{"batchWatermarkMs":0}', "-"])
+    restore_checkpoint(later.files, first, Folder(later.checkpoint), STAGE)
+    write_log(Folder(later.checkpoint), "offsets/3", ['{"batchWatermarkMs":0}', "-"])
     touch(later.checkpoint, "commits/3", "state/0/0/4_bb.changelog")
     second, new_bytes = later.take(3)
     fresh = {file.name for file in second if file.stored.startswith("generations/000002/")}
@@ -523,7 +522,7 @@ def run(session: SparkSession, frame: DataFrame, checkpoint: Path, mode: str = "
 
 def last_batch(checkpoint: Path) -> int:
     batch = 0
-    while is_committed(checkpoint, batch + 1):
+    while is_committed(Folder(checkpoint), batch + 1):
         batch += 1
     return batch
 
@@ -559,7 +558,7 @@ def counted(tmp_path_factory: pytest.TempPathFactory, spark: SparkSession) -> Co
 def test_an_aggregation_needs_what_lies_between_its_last_full_snapshot_and_the_batch(
     counted: Counted, batch: int
 ) -> None:
-    names = files_at(counted.checkpoint, batch, reads_gates=False)
+    names = files_at(Folder(counted.checkpoint), batch, reads_gates=False)
     assert all((counted.checkpoint / name).is_file() for name in names)
     store = [Path(name).name for name in names if name.startswith("state/0/0/") and "_metadata" not in name]
     full = [name for name in store if name.endswith(".zip")]
@@ -578,7 +577,7 @@ def test_an_aggregation_needs_what_lies_between_its_last_full_snapshot_and_the_b
 def test_an_aggregation_that_is_restored_goes_on_with_the_very_same_rows(counted: Counted, batch: int) -> None:
     files, _ = counted.take(batch)
     elsewhere = counted.checkpoint.parent.parent / f"restored-{batch}" / "spark"
-    restore_checkpoint(counted.paths, files, elsewhere, STAGE)
+    restore_checkpoint(counted.files, files, Folder(elsewhere), STAGE)
     assert sorted(path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()) == sorted(
         file.name for file in files
     )
@@ -594,11 +593,11 @@ def test_an_aggregation_goes_on_from_a_full_snapshot_when_nothing_else_is_left(c
     kept.take(8)
     files, _ = kept.take(10, full=True)
     assert all("/ckpt-" in file.stored for file in files)
-    alone = RootPaths(counted.input.parent / "alone")
+    alone = Folder(counted.input.parent / "alone")
     for file in files:
-        copy_anew(kept.paths.absolute(file.stored), alone.absolute(file.stored))
-    elsewhere = alone.root / "spark"
-    restore_checkpoint(alone, files, elsewhere, STAGE)
+        alone.copy(file.stored, kept.files, file.stored)
+    elsewhere = counted.input.parent / "alone" / "spark"
+    restore_checkpoint(alone, files, Folder(elsewhere), STAGE)
     assert counted.run(elsewhere) == {number: rows for number, rows in counted.rows.items() if number > 10}
 
 
@@ -623,7 +622,7 @@ def test_a_query_without_state_needs_only_its_logs_and_goes_on(spark: SparkSessi
     files, _ = kept.take(1)
     logs = ["offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/0", "sources/0/1"]
     assert sorted(file.name for file in files) == sorted(["metadata", *logs])
-    restore_checkpoint(kept.paths, files, tmp_path / "restored", STAGE)
+    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"), STAGE)
     again = run(session, stream(session, tmp_path / "in", 1).select("id"), tmp_path / "restored")
     assert again == {number: each for number, each in rows.items() if number > 1}
 
@@ -648,7 +647,7 @@ def test_a_join_of_two_streams_that_is_restored_goes_on_with_the_very_same_rows(
     rows = run(session, joined(), kept.checkpoint)
     batch = last_batch(kept.checkpoint) // 2
     files, _ = kept.take(batch)
-    restore_checkpoint(kept.paths, files, tmp_path / "restored", STAGE)
+    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"), STAGE)
     again = run(session, joined(), tmp_path / "restored")
     assert again == {number: each for number, each in rows.items() if number > batch}
     assert any(again.values())

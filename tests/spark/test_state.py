@@ -12,6 +12,7 @@ import pytest
 from tidegate.errors import PipelineChanged
 from tidegate.spark.plan import AGGREGATION, DEDUPLICATION, JOIN, TRANSFORM
 from tidegate.spark.state import check_state, settings_not_taken, state_mismatch
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import (
     FORMAT,
     Manifest,
@@ -23,7 +24,6 @@ from tidegate.storage.manifest import (
     StateOperator,
     WatermarkDelay,
 )
-from tidegate.storage.paths import RootPaths
 
 C = StateColumn
 WINDOW = C("window(ts)", "struct<start:timestamp,end:timestamp>", "1 minute")
@@ -281,7 +281,6 @@ def test_what_spark_finds_at_the_first_batch_is_told_with_both_and_what_to_do(sa
 
 
 def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path: Path) -> None:
-    paths = RootPaths(tmp_path)
     kept = {"spark.sql.shuffle.partitions": "4", "spark.sql.streaming.multipleWatermarkPolicy": "min"}
     entry = tmp_path / "offsets-7"
     entry.write_text(
@@ -294,9 +293,9 @@ def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path
     base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, shape, stages)
 
     now = {"spark.sql.shuffle.partitions": "8", "spark.sql.streaming.multipleWatermarkPolicy": "min"}
-    (told,) = settings_not_taken(paths, base, shape, now.get)
+    (told,) = settings_not_taken(Folder(tmp_path), base, shape, now.get)
     assert told == (
         "spark.sql.shuffle.partitions stays at 4, as in ckpt-000003, for stages 'a', 'b': state stays in as many parts "
         "as it has; the new 8 counts from a new root on"
     )
-    assert settings_not_taken(paths, base, shape, kept.get) == []
+    assert settings_not_taken(Folder(tmp_path), base, shape, kept.get) == []

@@ -19,6 +19,7 @@ from tidegate.errors import PipelineChanged, RecoveryRefused, StageFailed
 from tidegate.spark import watch
 from tidegate.spark.snapshot import first_position, keep_first_position
 from tidegate.spark.sources import going_on, streams_read, without_secrets
+from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import SourceStream, StageShape
 from tidegate.storage.paths import RootPaths
 
@@ -138,15 +139,15 @@ def test_topics_are_watched_while_they_are_read(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_a_source_first_stood_is_found_in_whichever_attempt_has_it(tmp_path: Path) -> None:
     paths = RootPaths(tmp_path)
-    keep_first_position(paths, 1, "rows", (kafka(),))
+    keep_first_position(Folder(tmp_path), 1, "rows", (kafka(),))
     for attempt in (2, 3):
         log = paths.absolute(paths.spark_checkpoint(1, "rows", attempt)) / "sources" / "0"
         log.mkdir(parents=True)
         (log / "0").write_text('v1\n{"a":{"0":7}}', encoding="utf-8")
-    first = first_position(paths, 3, "rows")
+    first = first_position(Folder(tmp_path), 3, "rows")
     assert first is not None
     assert (len(first.files), first.streams) == (1, (kafka(),))
-    keep_first_position(paths, 3, "rows", (kafka(),))
+    keep_first_position(Folder(tmp_path), 3, "rows", (kafka(),))
     kept = paths.absolute(paths.spark_checkpoint(3, "rows")) / "sources" / "0" / "0"
     assert kept.read_text(encoding="utf-8") == 'v1\n{"a":{"0":7}}'
 

@@ -50,5 +50,5 @@ def test_a_file_in_flight_that_cannot_be_looked_at_is_not_called_damaged(tmp_pat
     path = in_flight(tmp_path)
     path.parent.rmdir()
     path.parent.symlink_to(path.parent)
-    with pytest.raises(StoreUnavailable, match=rf"could not read {path.relative_to(tmp_path)}: "):
+    with pytest.raises(StoreUnavailable, match=f"could not read {path}: "):
         list(check_files(Folder(tmp_path), a_manifest()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import msgspec
 
 from tidegate.engine.stage import RunningStage
@@ -14,7 +12,6 @@ from tidegate.spark.output import remove_output
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest
-from tidegate.storage.local import files_under, remove_empty_folders
 from tidegate.storage.manifest import Manifest
 from tidegate.storage.paths import RootPaths
 
@@ -22,7 +19,6 @@ from tidegate.storage.paths import RootPaths
 class CleanUp(msgspec.Struct):
     """One round of it. `visible` is the checkpoint that all sinks have just committed."""
 
-    paths: RootPaths
     store: Files
     generation: int
     log: DecisionLog
@@ -39,7 +35,7 @@ class CleanUp(msgspec.Struct):
         in_use = frozenset().union(*(stage.held_files for stage in self.stages))
         unneeded = deletable(log, self.generation, references, stored, in_use)
         for file in unneeded:
-            remove_output(self.paths.absolute(file.path))
+            remove_output(self.store, file.path)
         self._remove_empty_folders()
         decisions = StoredDecisions(self.store)
         decisions.trim(log)
@@ -63,23 +59,25 @@ class CleanUp(msgspec.Struct):
     def _stored(self) -> list[StoredFile]:
         """All files of older generations; of this one, what lies behind the checkpoint that is visible."""
         found: list[StoredFile] = []
-        generations = self.paths.absolute(self.paths.GENERATIONS)
-        for folder in generations.iterdir():
-            if not folder.name.isdigit() or int(folder.name) > self.generation:
-                continue
-            generation = int(folder.name)
+        for generation in self._generations():
             if generation < self.generation:
-                found += [StoredFile(name, generation) for name in self._names_under(folder)]
+                names = self.store.list(RootPaths.generation(generation))
             else:
-                found += [StoredFile(name, generation) for name in self._own_files(folder)]
+                names = self._own_files(RootPaths.generation(generation))
+            found += [StoredFile(name, generation) for name in names]
         return found
 
-    def _own_files(self, folder: Path) -> list[str]:
+    def _generations(self) -> list[int]:
+        """Those up to this one."""
+        numbers = [int(name) for name in self.store.names_in(RootPaths.GENERATIONS) if name.isdigit()]
+        return [number for number in numbers if number <= self.generation]
+
+    def _own_files(self, folder: str) -> list[str]:
         newest = self.visible.checkpoint_id
-        names = self._names_under(folder / "snapshots")
+        names = self.store.list(f"{folder}/snapshots")
         names += [
             name
-            for name in self._names_under(folder / "manifests")
+            for name in self.store.list(f"{folder}/manifests")
             if int(name.rsplit("-", 1)[1].removesuffix(".json")) < newest
         ]
         for stage in self.stages:
@@ -90,11 +88,7 @@ class CleanUp(msgspec.Struct):
                 names += stage.take_abandoned()
         return names
 
-    def _names_under(self, folder: Path) -> list[str]:
-        return [self.paths.relative(path) for path in files_under(folder)]
-
     def _remove_empty_folders(self) -> None:
-        generations = self.paths.absolute(self.paths.GENERATIONS)
-        for folder in generations.iterdir():
-            if folder.name.isdigit() and int(folder.name) < self.generation:
-                remove_empty_folders(folder)
+        for generation in self._generations():
+            if generation < self.generation:
+                self.store.prune(RootPaths.generation(generation))

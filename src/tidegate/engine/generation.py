@@ -66,7 +66,6 @@ from tidegate.protocol.retention import content_of, retained_after
 from tidegate.sinks import function
 from tidegate.sinks.contract import BoundSink, CommitAnswer, FileSink, decode_committable, staged_by
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.output import remove_output
 from tidegate.spark.session import is_of_the_connection
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
@@ -177,10 +176,8 @@ class Generation:
 
     def _stage(self, definition: StageDefinition, start: StageSnapshot | None, after: int) -> RunningStage:
         sink = self.sinks.get(definition.name)
-        output = self.output_of(definition)
-        place = StagePlace(
-            self._paths, self.generation, output, start, after, sink, self._bounds.backlog, self._store.fsync
-        )
+        staging, output = self._staging_of(definition), self.output_of(definition)
+        place = StagePlace(self._store, self.generation, staging, output, start, after, sink, self._bounds.backlog)
         return RunningStage(
             definition,
             place,
@@ -191,19 +188,24 @@ class Generation:
             self._on_decline,
         )
 
-    def output_of(self, definition: StageDefinition) -> Path:
+    def _staging_of(self, definition: StageDefinition) -> Files:
+        """Where what a stage writes lies, by whatever generation."""
+        sink = self.sinks.get(definition.name)
+        return sink.staging if isinstance(sink, FileSink) else self._store
+
+    def output_of(self, definition: StageDefinition) -> Files:
         sink = self.sinks.get(definition.name)
         if isinstance(sink, FileSink):
-            return Path(staged_by(sink, self.generation).location())
-        return self._paths.absolute(self._paths.output(self.generation, definition.name))
+            return staged_by(sink, self.generation).at("", durable=False)
+        return self._store.at(RootPaths.output(self.generation, definition.name), durable=False)
 
-    def checkpoint_of(self, definition: StageDefinition) -> Path:
+    def checkpoint_of(self, definition: StageDefinition) -> Files:
         """Spark's own, of a stage's query."""
-        return self._paths.absolute(self._paths.spark_checkpoint(self.generation, definition.name))
+        return self._store.at(RootPaths.spark_checkpoint(self.generation, definition.name), durable=False)
 
     def may_pause(self, name: str, start: StartQuery) -> None:
         """A source may be paused, and be started again."""
-        self._sources.append(PausableSource(self.stages[name], start, self._paths, self.generation, self._pausing))
+        self._sources.append(PausableSource(self.stages[name], start, self._store, self.generation, self._pausing))
 
     def watch_planning(self, why_unreachable: WhyUnreachable) -> None:
         """From now on, when its queries run."""
@@ -570,8 +572,7 @@ class Generation:
         reached(Step.SINK_COMMITTED)
         cut = self._manifests[permit.checkpoint_id].stages[name].cut
         if cut is not None:
-            for path in self.stages[name].on_visible(cut):
-                remove_output(path)
+            self.stages[name].on_visible(cut)
         checkpoint_id = self._commits.on_committed(name, self._now_ms)
         if checkpoint_id is None:
             return
@@ -597,7 +598,6 @@ class Generation:
             kept: each for kept, each in self._manifests.items() if kept in retained or kept >= checkpoint_id
         }
         job = cleaning.CleanUp(
-            paths=self._paths,
             store=self._store,
             generation=self.generation,
             log=self._log,

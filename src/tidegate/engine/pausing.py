@@ -13,7 +13,6 @@ import enum
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.errors import StreamingQueryException
@@ -22,6 +21,7 @@ from tidegate.engine.kill_points import Step, reached
 from tidegate.engine.stage import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
+from tidegate.storage.files import Files
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tidegate")
 
-StartQuery = Callable[[Path, Path], "StreamingQuery"]
+StartQuery = Callable[[Files, Files], "StreamingQuery"]
 """Starts a stage's query on a folder of Spark's checkpoint and one of its output."""
 
 
@@ -43,12 +43,10 @@ class _Phase(enum.Enum):
 class PausableSource:
     """A source's query, as its channel wants it. `poll` is called from the control thread."""
 
-    def __init__(
-        self, stage: RunningStage, start: StartQuery, paths: RootPaths, generation: int, threads: Executor
-    ) -> None:
+    def __init__(self, stage: RunningStage, start: StartQuery, root: Files, generation: int, threads: Executor) -> None:
         self._stage = stage
         self._start = start
-        self._paths = paths
+        self._root = root
         self._generation = generation
         self._threads = threads
         self._phase = _Phase.RUNNING
@@ -57,11 +55,11 @@ class PausableSource:
         self._starting: Future[StreamingQuery] | None = None
 
     @property
-    def _folders(self) -> tuple[Path, Path]:
+    def _folders(self) -> tuple[Files, Files]:
         name = self._stage.name
         return (
-            self._paths.absolute(self._paths.spark_checkpoint(self._generation, name, self._attempt)),
-            self._paths.absolute(self._paths.output(self._generation, name, self._attempt)),
+            self._root.at(RootPaths.spark_checkpoint(self._generation, name, self._attempt), durable=False),
+            self._root.at(RootPaths.output(self._generation, name, self._attempt), durable=False),
         )
 
     def poll(self) -> None:

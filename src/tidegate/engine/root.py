@@ -255,7 +255,7 @@ def check_written(manifest: Manifest, definitions: Iterable[StageDefinition]) ->
 
 
 def check_sources(
-    paths: RootPaths, generation: int, base: Manifest | None, shape: Mapping[str, StageShape]
+    root: Files, generation: int, base: Manifest | None, shape: Mapping[str, StageShape]
 ) -> dict[str, StageShape]:
     """A source may go on only in what it read. Returns the shape with what was known before of what is read.
 
@@ -267,7 +267,7 @@ def check_sources(
             continue
         if base is not None and base.stages[name].cut is not None:
             then, since = base.shape[name].streams, f"at {checkpoint_name(base.checkpoint_id)}"
-        elif (first := first_position(paths, generation, name)) is not None:
+        elif (first := first_position(root, generation, name)) is not None:
             then, since = first.streams, "when it first started"
         else:
             known[name] = msgspec.structs.replace(now, streams=tuple(map(existing, now.streams)))

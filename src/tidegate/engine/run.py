@@ -77,8 +77,10 @@ from tidegate.spark.session import (
 from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.watch import TopicWatch
+from tidegate.storage.files import Files, clear
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
+from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import explained, told
 from tidegate.storage.user_paths import plain_path
 
@@ -395,12 +397,12 @@ class _Run:
             # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
             # is made there before, which is empty folders, stays there if it comes to nothing.
             number = self._check_not_superseded().next_generation
-            built = self._build(sessions, self._root.paths.absolute(self._root.paths.generation(number)))
+            built = self._build(sessions, number)
             shape = self._shape(built)
             self.begin("reading_checkpoint")
             with states_of({name: each.frame for name, each in built.items()}) as state:
                 log, base = self._root.recovered(sinks, shape)
-                shape = check_sources(self._root.paths, number, base, shape)
+                shape = check_sources(self._root.store, number, base, shape)
                 shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
             changes = self._check_state(base, shape, session)
             tables = self._check_tables(sinks, built, base, log)
@@ -449,7 +451,7 @@ class _Run:
             set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
             return None if key == PARTITIONS and key not in set_by_users else session.conf.get(key, None)
 
-        return (*check_state(base, shape), *settings_not_taken(self._root.paths, base, shape, setting))
+        return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))
 
     def _sinks(self, session: SparkSession | None) -> dict[str, BoundSink]:
         return {
@@ -489,15 +491,16 @@ class _Run:
                 check_goes_on(sink, tables.get(name), base, log, self._root.store)
         return tables
 
-    def _build(self, sessions: StageSessions, folder: Path) -> dict[str, queries.Built]:
+    def _build(self, sessions: StageSessions, generation: int) -> dict[str, queries.Built]:
         """Call the functions against the gates that the generation will have."""
         schemas: dict[str, StructType] = {}
         built: dict[str, queries.Built] = {}
         for number, definition in enumerate(self._definitions, start=1):
             self.begin("calling_functions", definition.name, number, len(self._definitions))
-            gates = {name: folder / "stages" / definition.name / "gates" / name for name in definition.inputs}
-            for gate in gates.values():
-                gate.mkdir(parents=True, exist_ok=True)
+            names = {each: RootPaths.gate(generation, definition.name, each) for each in definition.inputs}
+            for folder in names.values():
+                self._root.store.make_folder(folder)  # which Spark looks for
+            gates = {each: self._root.store.at(folder) for each, folder in names.items()}
             built[definition.name] = queries.build(definition, sessions, gates, schemas)
             schemas[definition.name] = built[definition.name].schema
         return built
@@ -556,19 +559,20 @@ class _Run:
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
-    def _rebuild(self, generation: Generation, definition: StageDefinition, output: Path, built: queries.Built) -> Path:
+    def _rebuild(
+        self, generation: Generation, definition: StageDefinition, output: Files, built: queries.Built
+    ) -> Files:
         """A stage's folders as of the checkpoint that it starts from. Returns Spark's own."""
         checkpoint = generation.checkpoint_of(definition)
         start = generation.stages[definition.name].start
-        if output.exists():
-            shutil.rmtree(output)
+        clear(output, "")
         cut = None if start is None else start.cut
         restore_output(output, cut)
         if start is not None:
-            restore_checkpoint(self._root.paths, start.files, checkpoint, definition.name)
+            restore_checkpoint(self._root.store, start.files, checkpoint, definition.name)
         if cut is None and not definition.inputs:
             streams = generation.shape[definition.name].streams
-            keep_first_position(self._root.paths, generation.generation, definition.name, streams)
+            keep_first_position(self._root.store, generation.generation, definition.name, streams)
         elif cut is not None and definition.inputs:
             restart_source_logs(checkpoint, cut, built.sources)
         return checkpoint

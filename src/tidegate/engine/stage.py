@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Executor, Future
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -21,7 +20,7 @@ from tidegate.engine.beside import beside
 from tidegate.engine.channel import Channel
 from tidegate.engine.kill_points import Step, reached
 from tidegate.engine.status import StagePart
-from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed
+from tidegate.errors import ConflictingRows, DamagedCheckpoint, SinkFailed, StageFailed, StoreUnavailable
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -54,7 +53,6 @@ from tidegate.spark.filelog import (
     METADATA,
     BatchOffsets,
     StageSource,
-    as_path,
     has_moved_watermark,
     is_begun,
     is_committed,
@@ -68,12 +66,11 @@ from tidegate.spark.gate import WINDOW, Gate
 from tidegate.spark.output import remove_output, restore_output, written_files
 from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
 from tidegate.spark.state import state_mismatch
-from tidegate.storage.disk import NotForced, sync
-from tidegate.storage.local import files_under, remove_empty_folders
+from tidegate.storage.files import Files, NotDurable
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import count_rows, write_nothing
 from tidegate.storage.paths import RootPaths, attempt_of
-from tidegate.storage.system import say, told
+from tidegate.storage.system import say
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -87,24 +84,23 @@ T = TypeVar("T")
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
 _BATCHES_IN_VAIN: Final = 3
-_NOTHING: Final = "nothing.parquet"
 _WAITING: Final = "Waiting for data to arrive"
 
 
 class StagePlace(msgspec.Struct, frozen=True):
-    """Where a stage lives in a generation, and where it starts from. `bound`: of what its table may be behind."""
+    """Where a stage lives in a generation, and where it starts from. `bound`: of what its table may be behind.
 
-    paths: RootPaths
+    `staging`: where what it writes lies, by whatever generation: the root, or beside its table. `output` is in it.
+    """
+
+    root: Files
     generation: int
-    output: Path
+    staging: Files
+    output: Files
     start: StageSnapshot | None
     after_checkpoint: int
     sink: BoundSink | None
     bound: BacklogBound
-    fsync: bool = True
-
-    def folder(self, stage: str) -> Path:
-        return self.paths.absolute(self.paths.stage(self.generation, stage))
 
 
 class _Consumed:
@@ -156,7 +152,7 @@ def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable
     def acting(stage: RunningStage, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return act(stage, *args, **kwargs)
-        except (DamagedCheckpoint, OSError) as error:
+        except (DamagedCheckpoint, StoreUnavailable, OSError) as error:
             raise StageFailed(stage.name, say(error)) from error
 
     return acting
@@ -200,7 +196,7 @@ class RunningStage:
         self.name = definition.name
         self._place = place
         start = place.start
-        self.checkpoint = place.paths.absolute(place.paths.spark_checkpoint(place.generation, self.name))
+        self.checkpoint = place.root.at(RootPaths.spark_checkpoint(place.generation, self.name), durable=False)
         self.output = place.output
         self._live_attempt = 1
         self._channels = {name: channels[name] for name in definition.inputs}
@@ -224,11 +220,11 @@ class RunningStage:
         )
         held = {} if start is None else {file.name: file for file in start.files}
         self._snapshotter = Snapshotter(
-            place.paths, place.generation, self.name, held, reads_gates=bool(definition.inputs)
+            place.root, place.generation, self.name, held, reads_gates=bool(definition.inputs)
         )
         self._uploads = uploads
         # What the last checkpoint named and this stage has forced there. Of the upload thread.
-        self._on_disk: frozenset[Path] = frozenset()
+        self._on_disk: frozenset[object] = frozenset()
         self._report = report
         self._decline = decline
         self.batch = -1 if start is None or start.cut is None else start.cut
@@ -268,7 +264,10 @@ class RunningStage:
         self._consumed = [_Consumed(source, self._positions[source.input]) for source in sources]
         self.gates = {
             name: Gate(
-                self._place.folder(self.name) / "gates" / name, self._place.paths.root, self._positions[name], window
+                self._place.root.at(RootPaths.gate(self._place.generation, self.name, name), durable=False),
+                self._place.root,
+                self._positions[name],
+                window,
             )
             for name in self.definition.inputs
         }
@@ -279,8 +278,8 @@ class RunningStage:
         if cut is not None and self.gates and has_moved_watermark(self.checkpoint, cut):
             self._nudged_at = cut
             name = self.definition.inputs[0]
-            nothing = self._place.folder(name) / _NOTHING
-            self.gates[name].nudge(SegmentFile(self._place.paths.relative(nothing), write_nothing(nothing)))
+            nothing = RootPaths.nothing(self._place.generation, name)
+            self.gates[name].nudge(SegmentFile(nothing, write_nothing(self._place.root.at("", durable=False), nothing)))
 
     # -- one round --------------------------------------------------------------------------------
 
@@ -442,7 +441,7 @@ class RunningStage:
         if self.definition.kind == "sink":
             self._staged += files
         elif files:
-            named = [SegmentFile(self._place.paths.relative(Path(file.path)), file.size_bytes) for file in files]
+            named = [SegmentFile(self._name_of(file), file.size_bytes) for file in files]
             segment = Segment(self.channel.sequence + 1, batch, tuple(named))
             self.channel.append_segment(segment)
             self._written_segments.append(segment)
@@ -482,15 +481,22 @@ class RunningStage:
                         f"stage {self.name!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
                     )
                 # Spark reads on without a word where a file is gone.
-                if entry.timestamp > consumed.position and not as_path(entry.path).exists():
+                if entry.timestamp > consumed.position and not self._place.root.exists(self._name_in_root(entry.path)):
+                    where = self._place.root.location(self._name_in_root(entry.path))
                     raise StageFailed(
-                        self.name, f"{as_path(entry.path)} is gone, which it was reading; nothing else may delete there"
+                        self.name, f"{where} is gone, which it was reading; nothing else may delete there"
                     )
                 consumed.position = max(consumed.position, entry.timestamp)
         return len({(each.input, each.position) for each in self._consumed}) == len(self._positions)
 
     def _input_of(self, uri: str) -> str:
-        return self._place.paths.relative(as_path(uri)).split("/")[3]
+        return self._name_in_root(uri).split("/")[3]
+
+    def _name_in_root(self, uri: str) -> str:
+        name = self._place.root.name_of(uri)
+        if name is None:
+            raise DamagedCheckpoint(f"stage {self.name!r} reads {uri}, which is not in the root")
+        return name
 
     def _forget_consumed(self, name: str, position: int) -> int:
         """The stage has consumed an input up to a segment. Returns the bytes since the last time."""
@@ -504,15 +510,20 @@ class RunningStage:
         self.gates[name].on_consumed(position)
         return consumed_bytes
 
+    def _name_of(self, file: StagedFile) -> str:
+        name = self._place.root.name_at(file.path)
+        assert name is not None
+        return name
+
     def _written(self, batch: int) -> list[StagedFile]:
         """The files with rows that a committed batch has written."""
         files: list[StagedFile] = []
-        for path, size_bytes in written_files(self.output, batch, self.definition.output_mode):
-            rows = count_rows(path)
+        for name, size_bytes in written_files(self.output, batch, self.definition.output_mode):
+            rows = count_rows(self.output, name)
             if rows:
-                files.append(StagedFile(batch, str(path), size_bytes, rows))
+                files.append(StagedFile(batch, self.output.location(name), size_bytes, rows))
             else:
-                remove_output(path)  # Spark writes an empty file for a batch without rows
+                remove_output(self.output, name)  # Spark writes an empty file for a batch without rows
         return files
 
     def row_staging(self, schema: StructType) -> Callable[[DataFrame, int], None] | None:
@@ -532,13 +543,12 @@ class RunningStage:
         if self.definition.inputs:
             for consumed, source in zip(self._consumed, sources, strict=True):
                 if source is not None:
-                    log = self.checkpoint / "sources" / str(consumed.log)
-                    trim_log(log, log_offset(source) - _KEPT_LOG_ENTRIES)
-        trim_log(self.output / METADATA, self.batch - _KEPT_LOG_ENTRIES)
+                    trim_log(self.checkpoint, f"sources/{consumed.log}", log_offset(source) - _KEPT_LOG_ENTRIES)
+        trim_log(self.output, METADATA, self.batch - _KEPT_LOG_ENTRIES)
 
     def take_consumed(self, through: int) -> list[str]:
         """Files of segments that every reader has consumed, each named once. Called from the clean-up thread."""
-        names = [name for name in self._unreclaimed if self._place.paths.absolute(name).exists()]
+        names = [name for name in self._unreclaimed if self._place.root.exists(name)]
         while self._written_segments and self._written_segments[0].sequence <= through:
             names += [file.path for file in self._written_segments.popleft().files]
         # What a retained checkpoint has in flight cannot be deleted yet: it is offered again next time.
@@ -552,12 +562,12 @@ class RunningStage:
         """Whether nothing that its query has committed is left to be looked at."""
         return not is_committed(self.checkpoint, self._next_batch)
 
-    def rebuild(self, checkpoint: Path, output: Path) -> None:
+    def rebuild(self, checkpoint: Files, output: Files) -> None:
         """Fresh folders for its next attempt, as of its last batch: what an interrupted one has begun stays behind."""
         self._snapshotter.rebuild(self.checkpoint, checkpoint, self.batch)
         restore_output(output, self.batch)
 
-    def move_to(self, attempt: int, checkpoint: Path, output: Path, query: StreamingQuery) -> None:
+    def move_to(self, attempt: int, checkpoint: Files, output: Files, query: StreamingQuery) -> None:
         """Another attempt runs the stage from here on."""
         # Behind the snapshots that are still to be taken of the old one.
         self._uploads.submit(setattr, self, "_live_attempt", attempt)
@@ -574,11 +584,11 @@ class RunningStage:
         segments = {file.path for segment in tuple(self._written_segments) for file in segment.files}
         segments.update(self._unreclaimed)
         found: list[str] = []
-        for folder in self._place.folder(self.name).iterdir():
-            if (attempt_of(folder.name) or self._live_attempt) < self._live_attempt:
-                remove_empty_folders(folder)
-                names = map(self._place.paths.relative, files_under(folder))
-                found += [name for name in names if name not in segments]
+        folder = RootPaths.stage(self._place.generation, self.name)
+        for name in self._place.root.names_in(folder):
+            if (attempt_of(name) or self._live_attempt) < self._live_attempt:
+                self._place.root.prune(f"{folder}/{name}")
+                found += [each for each in self._place.root.list(f"{folder}/{name}") if each not in segments]
         return found
 
     # -- checkpoints ------------------------------------------------------------------------------
@@ -601,13 +611,16 @@ class RunningStage:
         self._parts.pop(checkpoint_id, None)
         self._snapshotter.forget(checkpoint_id)
 
-    def on_visible(self, through_batch: int) -> list[Path]:
+    def on_visible(self, through_batch: int) -> None:
         """The table shows everything up to this batch: its staged files are no longer needed."""
         self._unshown.on_visible(through_batch)
         done = [each for each in self._staged if each.batch <= through_batch]
         self._staged = [each for each in self._staged if each.batch > through_batch]
         self._shown_through = max([self._shown_through, *(each.batch for each in done if each.rows)])
-        return [Path(each.path) for each in done if isinstance(each, StagedFile)]
+        for file in done:
+            # What was staged for a table that was moved since stays where the table was.
+            if isinstance(file, StagedFile) and (name := self._place.staging.name_at(file.path)) is not None:
+                remove_output(self._place.staging, name)
 
     def _execute(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -637,7 +650,7 @@ class RunningStage:
         self._parts[cut.barrier.checkpoint_id] = part
         part.snapshot = self._uploads.submit(self._take, self.checkpoint, part)
 
-    def _take(self, checkpoint: Path, part: _Part) -> tuple[tuple[SnapshotFile, ...], int, int]:
+    def _take(self, checkpoint: Files, part: _Part) -> tuple[tuple[SnapshotFile, ...], int, int]:
         """Runs on the upload thread. When it is done, all that the checkpoint names of this stage is on the disk."""
         started = time.monotonic_ns()
         cut = part.cut
@@ -648,16 +661,20 @@ class RunningStage:
                 checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
             )
         committable = None if part.committable is None else decode_committable(part.committable)
-        if self._place.fsync:
+        if self._place.root.fsync:
             self._sync(cut, files, () if committable is None else committable.files)
         return files, new_bytes, (time.monotonic_ns() - started) // 1_000_000
 
     def _sync(self, cut: Cut, files: Iterable[SnapshotFile], staged: Iterable[StagedFile]) -> None:
-        named = {self._place.paths.absolute(file.stored) for file in files} | {Path(file.path) for file in staged}
+        root, staging, known = self._place.root, self._place.staging, self._on_disk
+        named = {file.stored for file in files}
         if cut.batch is None and not self.definition.inputs:
-            named |= notes_of_first_position(self._place.paths, self._place.generation, self.name)
+            named |= notes_of_first_position(root, self._place.generation, self.name)
+        self._on_disk = root.sync(named, known, missing_ok=True)
         # What was staged is gone once the table shows it, which an earlier checkpoint may bring about meanwhile.
-        self._on_disk = sync(named, self._on_disk, missing_ok=True)
+        names = {name for file in staged if (name := staging.name_at(file.path)) is not None}
+        if names:
+            self._on_disk |= staging.sync(names, known, missing_ok=True)
 
     def _finish_parts(self) -> None:
         for checkpoint_id, part in tuple(self._parts.items()):
@@ -667,13 +684,9 @@ class RunningStage:
             if not step.done():
                 continue
             error = step.exception()
-            if isinstance(error, NotForced):
+            if isinstance(error, NotDurable):
                 # The next checkpoint would name the same files: only from the last one on all of them are whole.
-                raise StageFailed(
-                    self.name,
-                    f"its files could not be forced to the disk: {told(error)}; look at the disk, or do without: "
-                    f"--no-fsync",
-                )
+                raise StageFailed(self.name, f"{error}; look at the disk, or do without: --no-fsync")
             if error is not None:
                 del self._parts[checkpoint_id]
                 if isinstance(error, ConflictingRows):
@@ -697,7 +710,7 @@ class RunningStage:
         return step
 
     def _force_in_flight(self, part: _Part) -> Future[None] | None:
-        if part.synced is None and part.captured and self._place.fsync:
+        if part.synced is None and part.captured and self._place.root.fsync:
             part.synced = self._uploads.submit(self._sync_in_flight, self._in_flight(part))
         return part.synced
 
@@ -723,7 +736,7 @@ class RunningStage:
     def _sync_in_flight(self, in_flight: dict[str, tuple[Segment, ...]]) -> None:
         """Runs on the upload thread. Whose output it is has forced nothing: only what is captured must be durable."""
         segments = (segment for captured in in_flight.values() for segment in captured)
-        sync(self._place.paths.absolute(file.path) for segment in segments for file in segment.files)
+        self._place.root.sync(file.path for segment in segments for file in segment.files)
 
     def _snapshot_of(self, part: _Part) -> StageSnapshot:
         assert part.snapshot is not None

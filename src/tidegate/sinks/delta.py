@@ -60,7 +60,7 @@ from tidegate.sinks.upkeep import Rewritten, retention_s, rewrite, small_files, 
 from tidegate.storage.disk import sync
 from tidegate.storage.folder import Folder, link
 from tidegate.storage.manifest import Manifest, TableAddress
-from tidegate.storage.parquet import count_rows
+from tidegate.storage.parquet import read_footer
 from tidegate.storage.user_paths import local_path, plain_path
 
 if TYPE_CHECKING:
@@ -455,7 +455,7 @@ class BoundDeltaTable:
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
-            *self._add_all([path for path in sorted(folder.rglob("*.parquet")) if count_rows(path)]),
+            *self._add_all([path for path in sorted(folder.rglob("*.parquet")) if read_footer(path).num_rows]),
         ]
 
     def _combined(self, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], folder: Path) -> list[Path]:

@@ -13,14 +13,12 @@ that Spark wrote, and make Spark read logs that we wrote.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Final, TypeVar
-from urllib.parse import quote, unquote
 
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
-from tidegate.storage import local
+from tidegate.storage.files import Files
 
 METADATA: Final = "_spark_metadata"
 _VERSION: Final = "v1"
@@ -89,121 +87,103 @@ _commit_decoder: Final = msgspec.json.Decoder(_CommitMetadata)
 T = TypeVar("T")
 
 
-def as_uri(path: Path) -> str:
-    return "file://" + quote(str(path))
+def write_log(files: Files, name: str, lines: Iterable[str]) -> None:
+    files.write(name, "\n".join([_VERSION, *lines]).encode())
 
 
-def as_path(uri: str) -> Path:
-    """The local file that Spark's URI names."""
-    return Path(unquote(uri.removeprefix("file:").replace("///", "/", 1)))
-
-
-def write_whole(path: Path, lines: Iterable[str]) -> None:
-    """Write a log file so that a reader sees all of it or nothing."""
-    local.write_whole(path, "\n".join([_VERSION, *lines]).encode())
-
-
-def _read_lines(path: Path, versions: Sequence[str] = (_VERSION,)) -> list[str] | None:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+def _read_lines(files: Files, name: str, versions: Sequence[str] = (_VERSION,)) -> list[str] | None:
+    data = files.read(name)
+    if data is None:
         return None
+    try:
+        version, *lines = data.decode().split("\n")
     except UnicodeDecodeError as error:
-        raise DamagedCheckpoint(f"{path} is no log of Spark's: {error}") from error
-    version, *lines = text.split("\n")
+        raise DamagedCheckpoint(f"{files.location(name)} is no log of Spark's: {error}") from error
     if version not in versions:
-        raise DamagedCheckpoint(f"{path} starts with {version[:20]!r}, not {versions[0]!r}")
+        raise DamagedCheckpoint(f"{files.location(name)} starts with {version[:20]!r}, not {versions[0]!r}")
     return [line for line in lines if line]
 
 
-def _decoded(decoder: msgspec.json.Decoder[T], line: str, path: Path) -> T:
+def _decoded(decoder: msgspec.json.Decoder[T], line: str, files: Files, name: str) -> T:
     try:
         return decoder.decode(line)
     except msgspec.MsgspecError as error:
-        raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
+        raise DamagedCheckpoint(f"{files.location(name)} cannot be read: {error}") from error
 
 
-def read_sink_log(folder: Path, batch: int) -> list[SinkLogEntry] | None:
+def read_sink_log(output: Files, batch: int) -> list[SinkLogEntry] | None:
     """The files that a batch wrote to a folder; None if Spark has not logged the batch."""
-    path = folder / METADATA / str(batch)
-    lines = _read_lines(path)
-    return None if lines is None else [_decoded(_sink_decoder, line, path) for line in lines]
+    name = f"{METADATA}/{batch}"
+    lines = _read_lines(output, name)
+    return None if lines is None else [_decoded(_sink_decoder, line, output, name) for line in lines]
 
 
-def seed_sink_log(folder: Path, batch: int) -> None:
+def seed_sink_log(output: Files, batch: int) -> None:
     """Make a fresh folder accept `batch` + 1 as its next."""
-    log = folder / METADATA
-    log.mkdir(parents=True)
-    write_whole(log / str(batch), [])
+    write_log(output, f"{METADATA}/{batch}", [])
 
 
-def trim_log(log: Path, below: int) -> None:
+def trim_log(files: Files, log: str, below: int) -> None:
     """Delete the numbered files below a number. Hidden checksums of theirs go too."""
-    if not log.is_dir():
-        return
-    for name in [path.name for path in log.iterdir()]:
-        number = name.removeprefix(".").removesuffix(".crc").removesuffix(".compact")
-        if number.isdigit() and int(number) < below:
-            (log / name).unlink(missing_ok=True)
+    numbers = {
+        name: name.removeprefix(".").removesuffix(".crc").removesuffix(".compact") for name in files.names_in(log)
+    }
+    files.delete(f"{log}/{name}" for name, number in numbers.items() if number.isdigit() and int(number) < below)
 
 
-def remove_file(path: Path) -> None:
+def remove_file(files: Files, name: str) -> None:
     """Delete a file that Spark wrote, with the checksum that Hadoop keeps beside it."""
-    path.unlink(missing_ok=True)
-    path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+    folder, slash, last = name.rpartition("/")
+    files.delete([name, f"{folder}{slash}.{last}.crc"])
 
 
-def is_committed(checkpoint: Path, batch: int) -> bool:
+def is_committed(checkpoint: Files, batch: int) -> bool:
     """Whether Spark has committed a batch. This file existing is the authority."""
-    return (checkpoint / "commits" / str(batch)).exists()
+    return checkpoint.exists(f"commits/{batch}")
 
 
-def is_begun(checkpoint: Path, batch: int) -> bool:
+def is_begun(checkpoint: Files, batch: int) -> bool:
     """Whether Spark has begun a batch, or has ended it not long ago."""
-    return (checkpoint / "offsets" / str(batch)).exists()
+    return checkpoint.exists(f"offsets/{batch}")
 
 
-def is_overrun(checkpoint: Path, batch: int) -> bool:
+def is_overrun(checkpoint: Files, batch: int) -> bool:
     """Whether Spark has committed a batch so long ago that it has deleted the entry: it keeps those of the last 100.
 
     It deletes where the batch reads to first.
     """
-    try:
-        names = [path.name for path in (checkpoint / "commits").iterdir()]
-    except FileNotFoundError:
-        return False
-    is_behind = any(name.isdigit() and int(name) > batch for name in names)
+    is_behind = any(name.isdigit() and int(name) > batch for name in checkpoint.names_in("commits"))
     return is_behind and not (is_committed(checkpoint, batch) and is_begun(checkpoint, batch))
 
 
-def read_offsets(checkpoint: Path, batch: int) -> BatchOffsets:
+def read_offsets(checkpoint: Files, batch: int) -> BatchOffsets:
     """Where a committed batch read to."""
-    path = checkpoint / "offsets" / str(batch)
-    lines = _read_lines(path)
+    name = f"offsets/{batch}"
+    lines = _read_lines(checkpoint, name)
     if not lines:
-        raise DamagedCheckpoint(f"{path} is missing or empty, though the batch was committed")
-    metadata = _decoded(_metadata_decoder, lines[0], path)
+        raise DamagedCheckpoint(f"{checkpoint.location(name)} is missing or empty, though the batch was committed")
+    metadata = _decoded(_metadata_decoder, lines[0], checkpoint, name)
     sources = tuple(None if line == "-" else line for line in lines[1:])
     return BatchOffsets(metadata.batch_watermark_ms or None, sources)
 
 
-def kept_settings(entry: Path) -> dict[str, str]:
+def kept_settings(files: Files, entry: str) -> dict[str, str]:
     """The settings that Spark goes on with after a batch, whatever the session has: in where that batch reads to."""
-    lines = _read_lines(entry)
-    return _decoded(_metadata_decoder, lines[0], entry).conf if lines else {}
+    lines = _read_lines(files, entry)
+    return _decoded(_metadata_decoder, lines[0], files, entry).conf if lines else {}
 
 
-def has_moved_watermark(checkpoint: Path, batch: int) -> bool:
+def has_moved_watermark(checkpoint: Files, batch: int) -> bool:
     """Whether a committed batch has moved the watermark, so that state waits to be written out by the next one.
 
     Spark then runs a batch without data, but not as the first one of a query that was started again.
     """
-    path = checkpoint / "commits" / str(batch)
-    lines = _read_lines(path, _COMMIT_VERSIONS)
+    name = f"commits/{batch}"
+    lines = _read_lines(checkpoint, name, _COMMIT_VERSIONS)
     if not lines:
         return False
     then = read_offsets(checkpoint, batch).watermark_ms or 0
-    return _decoded(_commit_decoder, lines[0], path).next_batch_watermark_ms > then
+    return _decoded(_commit_decoder, lines[0], checkpoint, name).next_batch_watermark_ms > then
 
 
 def log_offset(source: str) -> int:
@@ -211,37 +191,35 @@ def log_offset(source: str) -> int:
     return msgspec.json.decode(source, type=_LogOffset).log_offset
 
 
-def restart_source_logs(checkpoint: Path, batch: int, sources: Sequence[StageSource]) -> None:
+def restart_source_logs(checkpoint: Files, batch: int, sources: Sequence[StageSource]) -> None:
     """Make the sources of a restored stage start anew: they have seen nothing, and their next offset follows.
 
     A source log without a compact file must reach back to its first entry when a query starts, which would keep
     every entry for ever. So the offsets of the last two batches are moved to the first entry, which is empty: what
-    was consumed is not in the new gates. Both get the same offset, so Spark looks up no files between them.
+    was consumed is not in the new gates. Both get the same offset, so Spark looks up no files between them. What a
+    snapshot keeps of them stays as it is: to write a file anew leaves its other names alone.
     """
     for number in (batch - 1, batch):
-        path = checkpoint / "offsets" / str(number)
-        lines = _read_lines(path)
+        name = f"offsets/{number}"
+        lines = _read_lines(checkpoint, name)
         if lines is not None:
-            path.unlink()  # it may be a link to a snapshot's file, which must stay as it is
-            write_whole(path, [lines[0], *(_RESTARTED for _ in sources)])
+            write_log(checkpoint, name, [lines[0], *(_RESTARTED for _ in sources)])
     for number in {source.log for source in sources}:
-        log = checkpoint / "sources" / str(number)
-        log.mkdir(parents=True)
-        write_whole(log / "0", [])
+        write_log(checkpoint, f"sources/{number}/0", [])
 
 
-def is_of_files(entry: Path) -> bool:
+def is_of_files(files: Files, entry: str) -> bool:
     """Whether an entry of a source log is of a file source, and not where another kind of source stood."""
     try:
-        for line in _read_lines(entry) or ():
-            _decoded(_source_decoder, line, entry)
+        for line in _read_lines(files, entry) or ():
+            _decoded(_source_decoder, line, files, entry)
     except DamagedCheckpoint:
         return False
     return True
 
 
-def read_source_log(checkpoint: Path, index: int, offset: int) -> list[SourceLogEntry] | None:
+def read_source_log(checkpoint: Files, index: int, offset: int) -> list[SourceLogEntry] | None:
     """The files that a file source took up at one offset."""
-    path = checkpoint / "sources" / str(index) / str(offset)
-    lines = _read_lines(path)
-    return None if lines is None else [_decoded(_source_decoder, line, path) for line in lines]
+    name = f"sources/{index}/{offset}"
+    lines = _read_lines(checkpoint, name)
+    return None if lines is None else [_decoded(_source_decoder, line, checkpoint, name) for line in lines]

@@ -19,13 +19,13 @@ Guarantees:
 from __future__ import annotations
 
 from collections import deque
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tidegate.protocol.messages import Segment, SegmentFile
-from tidegate.spark.filelog import METADATA, SinkLogEntry, as_uri, trim_log, write_whole
+from tidegate.spark.filelog import METADATA, SinkLogEntry, trim_log, write_log
+from tidegate.storage.files import Files
 
 COMPACT_EVERY: Final = 10
 WINDOW: Final = 256
@@ -33,22 +33,22 @@ _BLOCK_BYTES: Final = 33_554_432
 
 
 class Gate:
-    def __init__(self, folder: Path, root: Path, position: int, window: int = WINDOW) -> None:
-        """`position`: the sequence number up to which the reader has consumed its input.
+    def __init__(self, files: Files, root: Files, position: int, window: int = WINDOW) -> None:
+        """`files`: of the gate's own folder. `root`: those that segments name their files in.
+
+        `position`: the sequence number up to which the reader has consumed its input.
 
         `window`: how many segments that it has not consumed the reader may see at a time.
         """
-        self.folder = folder
+        self.files = files
         self._root = root
-        self._log = folder / METADATA
         self._waiting: deque[Segment] = deque()
         self._unconsumed: deque[Segment] = deque()
         self._position = position
         self._window = window
         self._next = COMPACT_EVERY
-        self._log.mkdir(parents=True)
         # The one compact file makes Spark derive the interval, whatever the session says.
-        write_whole(self._log / f"{COMPACT_EVERY - 1}.compact", [])
+        self._write(f"{COMPACT_EVERY - 1}.compact", [])
 
     def release(self, segment: Segment) -> None:
         """Let the reader see a segment. It takes effect with the next `flush`."""
@@ -60,7 +60,7 @@ class Gate:
         It is not waited for. If it is gone from the log before the reader saw it, there was something else to see. It
         is no segment: where the input has delivered nothing yet, it stands before the first one.
         """
-        write_whole(self._log / str(self._next), [self._line(self._position, nothing)])
+        self._write(str(self._next), [self._line(self._position, nothing)])
         self._next += 1
 
     def on_consumed(self, position: int) -> None:
@@ -84,18 +84,21 @@ class Gate:
         number = self._next
         self._next += 1
         if (number + 1) % COMPACT_EVERY == 0:
-            write_whole(self._log / f"{number}.compact", self._lines(self._unconsumed))
+            self._write(f"{number}.compact", self._lines(self._unconsumed))
             # A reader that has just listed the log may still want what lies behind the compact file before this.
-            trim_log(self._log, number - COMPACT_EVERY)
+            trim_log(self.files, METADATA, number - COMPACT_EVERY)
         else:
-            write_whole(self._log / str(number), self._lines(fresh))
+            self._write(str(number), self._lines(fresh))
+
+    def _write(self, entry: str, lines: list[str]) -> None:
+        write_log(self.files, f"{METADATA}/{entry}", lines)
 
     def _lines(self, segments: deque[Segment] | list[Segment]) -> list[str]:
         return [self._line(segment.sequence, file) for segment in segments for file in segment.files]
 
     def _line(self, sequence: int, file: SegmentFile) -> str:
         entry = SinkLogEntry(
-            path=as_uri(self._root / file.path),
+            path=self._root.uri(file.path),
             size=file.size_bytes,
             is_dir=False,
             modification_time=sequence,

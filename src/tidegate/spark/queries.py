@@ -6,7 +6,6 @@ import importlib
 import re
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -31,6 +30,7 @@ from tidegate.spark.sources import (
     without_secrets,
     working_folder,
 )
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import SourceStream
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ def stored_schema(schema: StructType) -> StructType:
     )
 
 
-def read_gate(session: SparkSession, gate: Path, schema: StructType) -> DataFrame:
+def read_gate(session: SparkSession, gate: Files, schema: StructType) -> DataFrame:
     return (
         session.readStream.schema(schema)
         .option("recursiveFileLookup", "true")
         .option("maxFileAge", _MAX_FILE_AGE)
-        .parquet(str(gate))
+        .parquet(gate.location())
     )
 
 
@@ -98,7 +98,7 @@ class Built(msgspec.Struct, frozen=True):
 def build(
     definition: StageDefinition,
     sessions: StageSessions,
-    gates: dict[str, Path],
+    gates: dict[str, Files],
     schemas: dict[str, StructType],
 ) -> Built:
     """Call the user's function, and check what it returns."""
@@ -180,9 +180,9 @@ def _check_source(what: str, frame: DataFrame) -> None:
             )
 
 
-def _sources(what: str, frame: DataFrame, gates: dict[str, Path]) -> tuple[StageSource, ...]:
+def _sources(what: str, frame: DataFrame, gates: dict[str, Files]) -> tuple[StageSource, ...]:
     """The streaming sources, as Spark orders and numbers them: by the plan's leaves, equal ones being one source."""
-    names = {str(gate): name for name, gate in gates.items()}
+    names = {gate.location(): name for name, gate in gates.items()}
     different: list[Any] = []
     found: list[StageSource] = []
     for leaf in stream_leaves(frame):
@@ -250,7 +250,7 @@ def starting(
     stage_rows: Callable[[DataFrame, int], None] | None,
     *,
     available_now: bool,
-) -> Callable[[Path, Path], StreamingQuery]:
+) -> Callable[[Files, Files], StreamingQuery]:
     """What starts the stage's query on folders for Spark's checkpoint and for its output, as often as it is called.
 
     It writes native Parquet files in append mode, a folder per batch in the others. `stage_rows` stages the batches of
@@ -261,9 +261,9 @@ def starting(
         frame = refuse_null_folder(frame, sink.folders_by)
         partition_by = sink.partition_by
 
-    def start(checkpoint: Path, output: Path) -> StreamingQuery:
+    def start(checkpoint: Files, output: Files) -> StreamingQuery:
         writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
-        writer = writer.option("checkpointLocation", str(checkpoint))
+        writer = writer.option("checkpointLocation", checkpoint.location())
         if available_now:
             writer = writer.trigger(availableNow=True)
         if stage_rows is not None:
@@ -273,11 +273,11 @@ def starting(
             def write(batch: DataFrame, batch_id: int) -> None:
                 writing = batch.write.mode("overwrite")
                 writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-                writing.partitionBy(*partition_by).parquet(str(batch_folder(output, batch_id)))
+                writing.partitionBy(*partition_by).parquet(output.location(batch_folder(batch_id)))
 
             return writer.foreachBatch(write).start()
         if partition_by:
             writer = writer.partitionBy(*partition_by)
-        return writer.format("parquet").option("path", str(output)).start()
+        return writer.format("parquet").option("path", output.location()).start()
 
     return start

@@ -15,21 +15,17 @@ what was known of it. So it vouches for nothing that was damaged since.
 
 from __future__ import annotations
 
-import os
 import re
 import zipfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, RecoveryRefused
+from tidegate.errors import DamagedCheckpoint, RecoveryRefused, StoreUnavailable
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
-from tidegate.storage.folder import link
-from tidegate.storage.local import checksum, copy_anew, write_whole
+from tidegate.storage.files import Files, checksum
 from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
 
@@ -57,35 +53,34 @@ class _ZipMetadata(msgspec.Struct, rename="camel"):
     log_files: list[_LogFile] | None = None
 
 
-def files_at(checkpoint: Path, batch: int, *, reads_gates: bool, committed: Collection[str] = ()) -> list[str]:
+def files_at(checkpoint: Files, batch: int, *, reads_gates: bool, committed: Collection[str] = ()) -> list[str]:
     """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`.
 
     `committed`: full snapshots that were found to be of a commit before its entry was deleted.
     """
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
-    names = ["metadata", *(name for name in found if (checkpoint / name).exists())]
+    names = ["metadata", *(name for name in found if checkpoint.exists(name))]
     needed = {f"offsets/{batch}", f"commits/{batch}", f"offsets/{max(0, batch - 1)}"}
     if not needed <= set(names):
-        raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint}: it was snapshotted too late")
+        raise DamagedCheckpoint(f"batch {batch} is no longer in {checkpoint.location()}: it was snapshotted too late")
     if not reads_gates:
         names += _source_files(checkpoint, batch)
     names += _state_files(checkpoint, batch + 1, committed)
     return names
 
 
-def _source_files(checkpoint: Path, batch: int) -> Iterator[str]:
+def _source_files(checkpoint: Files, batch: int) -> Iterator[str]:
     """Logs of the user's own sources, which may need all of them. Those of gates start anew at a restore.
 
     An entry too many does no harm: Spark then reads its files in the next batch. One too few would make it read
     files again. Which source a log is of cannot be told from the offsets, where equal sources stand side by side.
     """
     newest = _newest_offset(read_offsets(checkpoint, batch).sources)
-    for path in sorted((checkpoint / "sources").rglob("*")):
-        if not path.is_file() or path.name.startswith("."):
-            continue
-        number = path.name.removesuffix(".compact")
-        if newest is None or not number.isdigit() or int(number) <= newest:
-            yield path.relative_to(checkpoint).as_posix()
+    for name in checkpoint.list("sources"):
+        last = name.rpartition("/")[2]
+        number = last.removesuffix(".compact")
+        if not last.startswith(".") and (newest is None or not number.isdigit() or int(number) <= newest):
+            yield name
 
 
 def _newest_offset(sources: tuple[str | None, ...]) -> int | None:
@@ -96,30 +91,32 @@ def _newest_offset(sources: tuple[str | None, ...]) -> int | None:
         return None
 
 
-def _state_files(checkpoint: Path, version: int, committed: Collection[str]) -> Iterator[str]:
-    state = checkpoint / "state"
-    if not state.is_dir():
-        return
-    for folder, _, names in os.walk(state):
-        if Path(folder).name in (_SST_FOLDER, _LOG_FOLDER):
+def _state_files(checkpoint: Files, version: int, committed: Collection[str]) -> Iterator[str]:
+    for folder, names in _visible_by_folder(checkpoint.list("state")).items():
+        if folder.rpartition("/")[2] in (_SST_FOLDER, _LOG_FOLDER):
             continue  # named by the snapshots that need them
-        visible = [name for name in names if not name.startswith(".")]
-        versioned = [match for name in visible if (match := _STATE_FILE.fullmatch(name))]
-        base = Path(folder)
+        versioned = [match for name in names if (match := _STATE_FILE.fullmatch(name))]
         if versioned:
-            yield from _store_files(checkpoint, base, versioned, version, committed)
+            yield from _store_files(checkpoint, folder, versioned, version, committed)
         else:
-            for name in visible:
-                relative = (base / name).relative_to(checkpoint).as_posix()
-                operator = _OPERATOR_METADATA.fullmatch(relative)
+            for name in (f"{folder}/{name}" for name in names):
+                operator = _OPERATOR_METADATA.fullmatch(name)
                 if operator is None or int(operator[1]) < version:
-                    yield relative
+                    yield name
+
+
+def _visible_by_folder(names: Iterable[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name in names:
+        folder, _, last = name.rpartition("/")
+        if not last.startswith("."):
+            found.setdefault(folder, []).append(last)
+    return found
 
 
 def _store_files(
-    checkpoint: Path, store: Path, files: list[re.Match[str]], version: int, committed: Collection[str]
+    checkpoint: Files, folder: str, files: list[re.Match[str]], version: int, committed: Collection[str]
 ) -> Iterator[str]:
-    folder = store.relative_to(checkpoint).as_posix()
     full = [match for match in files if match[3] in _FULL and int(match[1]) <= version]
     verdicts = {match: f"{folder}/{match[0]}" in committed or _is_of_the_commit(checkpoint, match) for match in full}
     sure = [int(match[1]) for match in full if verdicts[match]]
@@ -132,28 +129,27 @@ def _store_files(
             continue
         if is_full and verdicts[match] is False:
             continue
-        path = store / match[0]
-        yield f"{folder}/{match[0]}"
+        name = f"{folder}/{match[0]}"
+        yield name
         if match[3] == "zip":
-            for shared in _shared_files(path):
+            for shared in _shared_files(checkpoint, name):
                 yield f"{folder}/{shared}"
 
 
-def _is_of_the_commit(checkpoint: Path, full: re.Match[str]) -> bool | None:
+def _is_of_the_commit(checkpoint: Files, full: re.Match[str]) -> bool | None:
     """Whether a full snapshot is of the task that was committed, not of one that was tried in vain.
 
     The commit log of its batch names the unique ids. None: it is gone, as for old batches and in a restored folder.
     """
     if full[2] is None:
         return True
-    try:
-        commit = (checkpoint / "commits" / str(int(full[1]) - 1)).read_text(encoding="utf-8")
-    except FileNotFoundError:
+    commit = checkpoint.read(f"commits/{int(full[1]) - 1}")
+    if commit is None:
         return None
-    return "stateUniqueIds" not in commit or full[2] in commit
+    return b"stateUniqueIds" not in commit or full[2].encode() in commit
 
 
-def _committed_among(checkpoint: Path, names: Iterable[str], known: Collection[str]) -> frozenset[str]:
+def _committed_among(checkpoint: Files, names: Iterable[str], known: Collection[str]) -> frozenset[str]:
     """The full snapshots among these files that are surely of a commit."""
     found = ((name, _STATE_FILE.fullmatch(name.rpartition("/")[2])) for name in names if name.startswith("state/"))
     return frozenset(
@@ -163,12 +159,17 @@ def _committed_among(checkpoint: Path, names: Iterable[str], known: Collection[s
     )
 
 
-def _shared_files(snapshot: Path) -> list[str]:
+def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
+    opened = checkpoint.open(snapshot)
+    if opened is None:
+        raise DamagedCheckpoint(f"{checkpoint.location(snapshot)}, a full snapshot of state, is gone")
     try:
-        with zipfile.ZipFile(snapshot) as zipped:
+        with opened as file, zipfile.ZipFile(file) as zipped:
             _version, text = zipped.read("metadata").split(b"\n", 1)
     except (zipfile.BadZipFile, zlib.error) as error:
-        raise DamagedCheckpoint(f"{snapshot}, a full snapshot of state, is damaged: {error}") from error
+        raise DamagedCheckpoint(
+            f"{checkpoint.location(snapshot)}, a full snapshot of state, is damaged: {error}"
+        ) from error
     metadata = msgspec.json.decode(text, type=_ZipMetadata)
     return [f"{_SST_FOLDER}/{file.dfs_sst_file_name}" for file in metadata.sst_files] + [
         f"{_LOG_FOLDER}/{file.dfs_log_file_name}" for file in metadata.log_files or ()
@@ -183,11 +184,11 @@ class Snapshotter:
     """
 
     def __init__(
-        self, paths: RootPaths, generation: int, stage: str, held: Mapping[str, SnapshotFile], *, reads_gates: bool
+        self, root: Files, generation: int, stage: str, held: Mapping[str, SnapshotFile], *, reads_gates: bool
     ) -> None:
         """`held`: the files of the snapshot that the stage was restored from."""
         self._reads_gates = reads_gates
-        self._paths = paths
+        self._root = root
         self._generation = generation
         self._stage = stage
         self._held = dict(held)
@@ -207,7 +208,7 @@ class Snapshotter:
         return keeping.union(*taken, (file.stored for file in self._held.values()))
 
     def take(
-        self, checkpoint: Path, checkpoint_id: int, batch: int, *, full: bool
+        self, checkpoint: Files, checkpoint_id: int, batch: int, *, full: bool
     ) -> tuple[tuple[SnapshotFile, ...], int]:
         """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store.
 
@@ -217,14 +218,14 @@ class Snapshotter:
         names = dict.fromkeys(found)
         self._committed = _committed_among(checkpoint, names, self._committed)
         fresh = {
-            name: self._paths.snapshot_file(self._generation, self._stage, name)
+            name: RootPaths.snapshot_file(self._generation, self._stage, name)
             for name in names
             if name not in self._held
         }
         self._keeping.update(fresh.values())
         # All links before any file is read, which takes time: Spark deletes what it no longer needs itself.
         for name, stored in fresh.items():
-            link(checkpoint / name, self._paths.absolute(stored))
+            self._root.keep(stored, checkpoint, name)
         files = {name: self._described(name, fresh[name]) if name in fresh else self._held[name] for name in names}
         new_bytes = sum(files[name].size_bytes for name in fresh)
         if full:
@@ -236,46 +237,45 @@ class Snapshotter:
         return tuple(files.values()), new_bytes
 
     def _stored_anew(
-        self, files: Collection[SnapshotFile], checkpoint: Path, checkpoint_id: int
+        self, files: Collection[SnapshotFile], checkpoint: Files, checkpoint_id: int
     ) -> dict[str, SnapshotFile]:
         """Copies of all files, by names that no other checkpoint uses: ids are never used twice."""
         names = {
-            file.name: self._paths.full_snapshot_file(self._generation, self._stage, checkpoint_id, file.name)
+            file.name: RootPaths.full_snapshot_file(self._generation, self._stage, checkpoint_id, file.name)
             for file in files
         }
         self._keeping.update(names.values())
         try:
             for file in files:
-                self._copy(file, checkpoint, self._paths.absolute(names[file.name]))
-        except (OSError, DamagedCheckpoint):
-            for stored in names.values():  # they would fill the disk until the next snapshot that succeeds
-                self._paths.absolute(stored).unlink(missing_ok=True)
+                self._copy(file, checkpoint, names[file.name])
+        except (StoreUnavailable, DamagedCheckpoint):
+            self._root.delete(names.values())  # they would fill the disk until the next snapshot that succeeds
             self._keeping.difference_update(names.values())
             raise
         return {file.name: msgspec.structs.replace(file, stored=names[file.name]) for file in files}
 
-    def _copy(self, file: SnapshotFile, checkpoint: Path, target: Path) -> None:
+    def _copy(self, file: SnapshotFile, checkpoint: Files, target: str) -> None:
         """Spark's own file, or what was kept of it: the first that is what it was when it was first looked at.
 
         The two are mostly one file by two names. Spark may have deleted its own by now; and one that names paths was
         rewritten when the stage was restored.
         """
-        stored = self._paths.absolute(file.stored)
-        for source in (checkpoint / file.name, stored):
-            with suppress(FileNotFoundError):
-                if copy_anew(source, target) == (file.size_bytes, file.sha256):
+        for files, name in ((checkpoint, file.name), (self._root, file.stored)):
+            if files.exists(name):
+                self._root.copy(target, files, name)
+                if checksum(self._root, target) == (file.size_bytes, file.sha256):
                     return
-        damage = "is not what it was: checksum differs" if stored.exists() else "is gone"
+        damage = "is not what it was: checksum differs" if self._root.exists(file.stored) else "is gone"
         raise DamagedCheckpoint(
             f"{file.stored} {damage}, and Spark's own file is no better, so no full snapshot can be taken of stage "
             f"{self._stage!r}; `tidegate verify` tells which checkpoints are damaged"
         )
 
-    def rebuild(self, old: Path, new: Path, batch: int) -> None:
+    def rebuild(self, old: Files, new: Files, batch: int) -> None:
         """Build Spark's folder for the next attempt of the stage, as of a batch that the last one has committed."""
         names = files_at(old, batch, reads_gates=self._reads_gates, committed=self._committed)
         for name in dict.fromkeys(names):
-            _restore_file(name, old / name, new, self._stage)
+            _restore_file(name, old, name, new, self._stage)
 
     def forget(self, through_checkpoint: int) -> None:
         """Checkpoints up to this one are decided, so what is needed of them is known elsewhere; or given up."""
@@ -284,76 +284,92 @@ class Snapshotter:
                 del self._taken[checkpoint_id]
 
     def _described(self, name: str, stored: str) -> SnapshotFile:
-        size_bytes, sha256 = checksum(self._paths.absolute(stored))
-        return SnapshotFile(name, stored, size_bytes, sha256)
+        found = checksum(self._root, stored)
+        if found is None:
+            raise DamagedCheckpoint(f"{stored} is gone, though it was kept a moment ago; nothing else may delete there")
+        return SnapshotFile(name, stored, *found)
 
 
-def restore_checkpoint(paths: RootPaths, files: tuple[SnapshotFile, ...], checkpoint: Path, stage: str) -> None:
+def restore_checkpoint(root: Files, files: tuple[SnapshotFile, ...], checkpoint: Files, stage: str) -> None:
     """Build Spark's checkpoint folder from a snapshot."""
     for file in files:
-        _restore_file(file.name, paths.absolute(file.stored), checkpoint, stage)
+        _restore_file(file.name, root, file.stored, checkpoint, stage)
 
 
-def _restore_file(name: str, source: Path, checkpoint: Path, stage: str) -> None:
-    target = checkpoint / name
-    if _OPERATOR_METADATA.fullmatch(name):
-        # These name their schema files by absolute paths, which lie in the folder of an older generation or attempt.
-        text = source.read_text(encoding="utf-8")
-        old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(-\d+)?(?=/)')
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(target, old.sub(checkpoint.as_posix(), text).encode())
-    else:
-        link(source, target)
+def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files, stage: str) -> None:
+    if _OPERATOR_METADATA.fullmatch(name) is None:
+        checkpoint.keep(name, source, source_name)
+        return
+    # These name their schema files by absolute paths, which lie in the folder of an older generation or attempt.
+    data = source.read(source_name)
+    if data is None:
+        raise DamagedCheckpoint(f"{source.location(source_name)} is gone")
+    old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(-\d+)?(?=/)')
+    here = checkpoint.location()
+    checkpoint.write(name, old.sub(lambda _: here, data.decode()).encode())
 
 
 class FirstPosition(msgspec.Struct, frozen=True):
-    """Where a source stood before its first batch: entry 0 of its logs, and what it read."""
+    """Where a source stood before its first batch: entry 0 of its logs, by names in the root, and what it read."""
 
-    files: tuple[Path, ...]
+    files: tuple[str, ...]
     streams: tuple[SourceStream, ...]
 
 
-def first_position(paths: RootPaths, generation: int, stage: str) -> FirstPosition | None:
+def first_position(root: Files, generation: int, stage: str) -> FirstPosition | None:
     """Where a source that no checkpoint has seen a batch of first stood, in a generation before this one.
 
     Spark notes that before the first batch, as entry 0 of the source's log; the generation before has it, whatever else
     it did. A source of files has noted the files of its first batch there: it looks for them again, as if new.
     """
     for older in range(generation - 1, 0, -1):
-        attempts = paths.absolute(paths.stage(older, stage)).glob("spark*/sources/*/0")
         # Each attempt has it from the one before, which may be gone by now.
-        if noted := {path.parent.name: path for path in attempts if path.is_file()}:
-            files = tuple(path for path in noted.values() if not is_of_files(path))
-            return FirstPosition(files, _noted_streams(paths, older, stage)) if files else None
+        if noted := {name.split("/")[-2]: name for name in _first_entries(root, older, stage)}:
+            files = tuple(name for name in noted.values() if not is_of_files(root, name))
+            return FirstPosition(files, _noted_streams(root, older, stage)) if files else None
     return None
 
 
-def _noted_streams(paths: RootPaths, generation: int, stage: str) -> tuple[SourceStream, ...]:
-    note = paths.absolute(paths.source_streams(generation, stage))
+def _first_entries(root: Files, generation: int, stage: str) -> list[str]:
+    """Entry 0 of each source log of each attempt."""
+    folder = RootPaths.stage(generation, stage)
+    found: list[str] = []
+    for attempt in root.names_in(folder):
+        if attempt.startswith("spark"):
+            logs = f"{folder}/{attempt}/sources"
+            found += [f"{logs}/{log}/0" for log in root.names_in(logs) if root.exists(f"{logs}/{log}/0")]
+    return found
+
+
+def _noted_streams(root: Files, generation: int, stage: str) -> tuple[SourceStream, ...]:
+    note = RootPaths.source_streams(generation, stage)
     try:
-        return _streams_decoder.decode(note.read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
-        raise RecoveryRefused(
-            f"what source {stage!r} read before any checkpoint of it cannot be told: {note} cannot be read ({error}). "
-            f"What to do: start the pipeline on a new root; nothing was changed"
-        ) from error
+        data = root.read(note)
+        if data is not None:
+            return _streams_decoder.decode(data)
+        why = "it is gone"
+    except (StoreUnavailable, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        why = str(error)
+    raise RecoveryRefused(
+        f"what source {stage!r} read before any checkpoint of it cannot be told: {root.location(note)} cannot be read "
+        f"({why}). What to do: start the pipeline on a new root; nothing was changed"
+    )
 
 
-def keep_first_position(paths: RootPaths, generation: int, stage: str, streams: tuple[SourceStream, ...]) -> None:
+def keep_first_position(root: Files, generation: int, stage: str, streams: tuple[SourceStream, ...]) -> None:
     """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
 
     Kafka's "latest" is such a stream. `streams` is what the source reads: it was found to be what it read then.
     """
-    note = paths.absolute(paths.source_streams(generation, stage))
-    note.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(note, msgspec.json.encode(streams))
-    first = first_position(paths, generation, stage)
-    checkpoint = paths.absolute(paths.spark_checkpoint(generation, stage))
-    for path in () if first is None else first.files:
-        link(path, checkpoint / "sources" / path.parent.name / path.name)
+    # Durable with the first checkpoint that goes by it.
+    root.at("", durable=False).write(RootPaths.source_streams(generation, stage), msgspec.json.encode(streams))
+    first = first_position(root, generation, stage)
+    checkpoint = RootPaths.spark_checkpoint(generation, stage)
+    for name in () if first is None else first.files:
+        log = name.split("/")[-2]
+        root.keep(f"{checkpoint}/sources/{log}/0", root, name)
 
 
-def notes_of_first_position(paths: RootPaths, generation: int, stage: str) -> set[Path]:
+def notes_of_first_position(root: Files, generation: int, stage: str) -> set[str]:
     """What a later generation looks for to find where a source first stood in this one."""
-    attempts = paths.absolute(paths.stage(generation, stage)).glob("spark*/sources/*/0")
-    return {*attempts, paths.absolute(paths.source_streams(generation, stage))}
+    return {*_first_entries(root, generation, stage), RootPaths.source_streams(generation, stage)}

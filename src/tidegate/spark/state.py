@@ -16,8 +16,8 @@ from tidegate.errors import PipelineChanged
 from tidegate.protocol.names import checkpoint_name
 from tidegate.spark.filelog import kept_settings
 from tidegate.spark.plan import AGGREGATION, CONSTANT, JOIN, TRANSFORM
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape, StageState, StateColumn, StateOperator, WatermarkDelay
-from tidegate.storage.paths import RootPaths
 
 _MISMATCH: Final = re.compile(
     r"\[(STATE_STORE_(KEY|VALUE)_SCHEMA_NOT_COMPATIBLE|STATE_STORE_INVALID_VALUE_SCHEMA_EVOLUTION|"
@@ -66,7 +66,7 @@ _KEPT: Final = {
 
 
 def settings_not_taken(
-    paths: RootPaths, base: Manifest, shape: Mapping[str, StageShape], setting: Callable[[str], str | None]
+    root: Files, base: Manifest, shape: Mapping[str, StageShape], setting: Callable[[str], str | None]
 ) -> list[str]:
     """What the session sets and Spark does not take, because it goes on with what the checkpoint has. `setting`: the
     session's."""
@@ -76,7 +76,7 @@ def settings_not_taken(
         if cut is None or now.state is None or not now.state.operators:
             continue
         entry = next((file for file in base.stages[name].files if file.name == f"offsets/{cut}"), None)
-        kept = {} if entry is None else kept_settings(paths.absolute(entry.stored))
+        kept = {} if entry is None else kept_settings(root, entry.stored)
         for key in _KEPT:
             wanted = setting(key)
             if key in kept and wanted is not None and kept[key] != wanted:

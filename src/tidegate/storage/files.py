@@ -9,10 +9,10 @@ Guarantees:
 - What was written is read, listed and told the size of from then on, by everybody.
 - Of all that create one name at the same time exactly one does. Whoever hears of a failure does not know whether it
   did, nor does `False` prove that somebody else did. So a claim holds what tells it from others, and is read back.
-- What `write` and `create` return from is durable: it outlives a loss of power, name and content. What `keep` returns
-  from, and what others write there, Spark above all, is so after `sync`.
+- What `write` and `create` return from is durable: it outlives a loss of power, name and content. What `keep` and
+  `copy` return from, and what others write there, Spark above all, is so after `sync`.
 
-Every failure of the store itself is `StoreUnavailable`. That something is not there is none, but for `keep`.
+Every failure of the store itself is `StoreUnavailable`. That something is not there is none, but for `keep` and `copy`.
 
 `tidegate.testing.files` has the tests of all this, for whoever writes one more.
 """
@@ -90,13 +90,22 @@ class Files(Protocol):
         is whole, and left as it is. That the first is not there is `StoreUnavailable`."""
         ...
 
+    def copy(self, name: str, source: Files, source_name: str) -> None:
+        """A file of its own with what another holds, whatever was there of that name: what damages the one leaves the
+        other whole. That the other is not there is `StoreUnavailable`."""
+        ...
+
     def delete(self, names: Iterable[str]) -> None:
         """Delete what is there of these; what is not is no error."""
         ...
 
+    def make_folder(self, folder: str) -> None:
+        """Make a folder that Spark has to find though nothing is in it. Nothing to do where folders are but names."""
+        ...
+
     def prune(self, folder: str) -> None:
         """Remove what is left of folders that hold no file: those below a folder, and it too. Nobody else may be about
-        to write there. Where folders are but names, there is nothing to do."""
+        to write there. Nothing to do where folders are but names."""
         ...
 
     def sync(

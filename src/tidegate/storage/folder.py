@@ -170,10 +170,23 @@ class Folder:
             with self._telling("keep", name), self._hidden() as hidden:
                 link(source._path(source_name), self._path(name), hidden)
         elif not self.exists(name):
-            data = source.read(source_name)
-            if data is None:
-                raise StoreUnavailable(f"could not keep {self._folder}{name}: {source.location(source_name)} is gone")
-            self.write(name, data)
+            self.copy(name, source, source_name)
+
+    def copy(self, name: str, source: Files, source_name: str) -> None:
+        if not isinstance(source, Folder):
+            self.at("", durable=False).write(name, _content(source, source_name, self.location(name)))
+            return
+        with self._telling("copy", name), self._hidden() as hidden:
+            target = self._path(name)
+            for path in (hidden, target):
+                self._make_folder_of(path)
+            with naming(target):
+                shutil.copyfile(source._path(source_name), hidden)
+            hidden.replace(target)
+
+    def make_folder(self, folder: str) -> None:
+        with self._telling("make", folder):
+            self._path(folder).mkdir(parents=True, exist_ok=True)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -242,7 +255,7 @@ class Folder:
 
     def _fail(self, doing: str, name: str, error: OSError) -> NoReturn:
         said = reason(error, self._path(name))
-        raise StoreUnavailable(f"could not {doing} {self._folder}{name}: {said}") from error
+        raise StoreUnavailable(f"could not {doing} {self.location(name)}: {said}") from error
 
     def list(self, folder: str = "") -> list[str]:
         top = self._base + folder
@@ -254,6 +267,13 @@ class Folder:
                 start = parent[len(self._base) :]
                 found += names if not start else [f"{start}/{name}" for name in names]
         return sorted(found)
+
+
+def _content(source: Files, name: str, wanted_for: str) -> bytes:
+    data = source.read(name)
+    if data is None:
+        raise StoreUnavailable(f"could not copy {source.location(name)} to {wanted_for}: it is gone")
+    return data
 
 
 def _raise_unless_gone(error: OSError) -> None:

@@ -74,16 +74,23 @@ class Memory:
         with self._changing:
             before = self._data.get(self._folder + name)
             if before is None:
-                raise StoreUnavailable(f"could not write {self._folder}{name}: there is no such file")
+                raise StoreUnavailable(f"could not write {self.location(name)}: there is no such file")
             self._data[self._folder + name] = data + before[len(data) :]
 
     def keep(self, name: str, source: Files, source_name: str) -> None:
-        if self.exists(name):
-            return
+        if not self.exists(name):
+            self.copy(name, source, source_name)
+
+    def copy(self, name: str, source: Files, source_name: str) -> None:
         data = source.read(source_name)
         if data is None:
-            raise StoreUnavailable(f"could not keep {self._folder}{name}: {source.location(source_name)} is gone")
-        self.create(name, data)
+            raise StoreUnavailable(
+                f"could not copy {source.location(source_name)} to {self.location(name)}: it is gone"
+            )
+        self.write(name, data)
+
+    def make_folder(self, folder: str) -> None:
+        """Folders are but names."""
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
@@ -133,7 +140,7 @@ class Memory:
         wanted = frozenset(names)
         gone = [name for name in wanted if name not in known and not self.exists(name)]
         if gone and not missing_ok:
-            raise StoreUnavailable(f"could not sync {self._folder}{min(gone)}: there is no such file")
+            raise StoreUnavailable(f"could not sync {self.location(min(gone))}: there is no such file")
         return wanted
 
     # -- where they are ---------------------------------------------------------------------------

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
 
 from tidegate.errors import DamagedCheckpoint, first_line
+from tidegate.storage.files import Files
 
 
 @cache
@@ -16,21 +18,27 @@ def _pyarrow_parquet() -> Any:
     return importlib.import_module("pyarrow.parquet")
 
 
-def read_footer(path: Path) -> Any:
-    """pyarrow's `FileMetaData`: row count, row groups, column statistics."""
+def read_footer(source: Path | BufferedIOBase, called: str = "") -> Any:
+    """pyarrow's `FileMetaData`: row count, row groups, column statistics. `called`: by what people know it."""
     try:
-        return _pyarrow_parquet().read_metadata(path)
+        return _pyarrow_parquet().read_metadata(source)
     except ValueError as error:  # as pyarrow's own is
-        raise DamagedCheckpoint(f"{path} is no whole Parquet file: {first_line(error)}") from error
+        raise DamagedCheckpoint(f"{called or source} is no whole Parquet file: {first_line(error)}") from error
 
 
-def count_rows(path: Path) -> int:
-    return int(read_footer(path).num_rows)
+def count_rows(files: Files, name: str) -> int:
+    opened = files.open(name)
+    if opened is None:
+        raise DamagedCheckpoint(f"{files.location(name)} is gone")
+    with opened as file:
+        return int(read_footer(file, files.location(name)).num_rows)
 
 
-def write_nothing(path: Path) -> int:
+def write_nothing(files: Files, name: str) -> int:
     """A file without rows, that can be read with any schema. Returns its size."""
     pyarrow = importlib.import_module("pyarrow")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _pyarrow_parquet().write_table(pyarrow.table({"nothing": pyarrow.array([], pyarrow.bool_())}), path)
-    return path.stat().st_size
+    written = BytesIO()
+    _pyarrow_parquet().write_table(pyarrow.table({"nothing": pyarrow.array([], pyarrow.bool_())}), written)
+    data = written.getvalue()
+    files.write(name, data)
+    return len(data)

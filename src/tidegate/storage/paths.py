@@ -112,6 +112,14 @@ class RootPaths:
         return f"{RootPaths.generation(generation)}/stages/{stage}"
 
     @staticmethod
+    def gate(generation: int, stage: str, input_name: str) -> str:
+        return f"{RootPaths.stage(generation, stage)}/gates/{input_name}"
+
+    @staticmethod
+    def nothing(generation: int, stage: str) -> str:
+        return f"{RootPaths.stage(generation, stage)}/nothing.parquet"
+
+    @staticmethod
     def source_streams(generation: int, stage: str) -> str:
         return f"{RootPaths.stage(generation, stage)}/streams.json"
 

@@ -303,6 +303,16 @@ class FilesConformance:
         refuses(lambda: files.keep("kept", files, "gone"))
         assert not files.exists("kept")
 
+    def test_a_copy_shares_nothing_with_what_it_was_made_of(self) -> None:
+        files = self.make_files("copied")
+        files.write("a", b"one")
+        files.write("copies/a", b"what was there before")
+        files.copy("copies/a", files, "a")
+        files.overwrite("a", b"two")
+        assert (files.read("copies/a"), files.read("a")) == (b"one", b"two")
+        refuses(lambda: files.copy("copies/b", files, "gone"))
+        assert files.list("copies") == ["copies/a"]
+
     def test_what_lies_elsewhere_can_be_kept(self) -> None:
         files, elsewhere = self.make_files("kept from elsewhere"), Memory("elsewhere")
         elsewhere.write("a", b"content")
@@ -329,6 +339,10 @@ class FilesConformance:
         files.prune("stages")
         assert files.names_in("stages/orders") == ["batch-2"], "what holds a file stays, and nothing else"
         files.prune("nothing/there")
+        files.make_folder("stages/orders/gates/rows")
+        files.make_folder("stages/orders/gates/rows")
+        assert files.list("stages/orders/gates") == []
+        files.prune("stages/orders/gates")
         files.write("stages/orders/batch-1", b"a file, where a folder was")
         files.delete(["stages/orders/batch-2/b"])
         files.write("stages/orders/batch-2/c", b"")
