@@ -29,6 +29,7 @@ from tidegate.engine.generation import Generation
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.run import run_pipeline
 from tidegate.protocol.coordinator import Checkpoint
+from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.spark.definition import SPARK_PARAMETER
 from tidegate.spark.queries import stored_schema
 from tidegate.spark.session import StageSessions
@@ -232,7 +233,7 @@ class _Enough(Exception):
 
 
 class TidegateRun(Run):
-    """`poll_s` is the time that the control thread was busy, `deciding_ms` how long it wrote each decision."""
+    """`poll_s` is the time that the control thread was busy, `durations_ms` how long each checkpoint took."""
 
     def __init__(
         self,
@@ -254,7 +255,8 @@ class TidegateRun(Run):
         self._all_consumed_of = -1
         self.is_settled = False
         self.poll_s = 0.0
-        self.deciding_ms: list[float] = []
+        self._is_busy = False
+        self.durations_ms: dict[int, int] = {}
 
     @property
     def generation(self) -> Generation:
@@ -270,34 +272,47 @@ class TidegateRun(Run):
         self._thread.join()
 
     def _run(self) -> None:
-        plain_poll, plain_decide = Generation.poll, Generation._decide
+        plain_poll, plain_go_on, plain_completed = Generation.poll, Generation.go_on, Generation.on_completed
 
-        def decide(generation: Generation, checkpoint: Checkpoint) -> None:
-            began = time.perf_counter()
-            plain_decide(generation, checkpoint)
-            self.deciding_ms.append((time.perf_counter() - began) * 1_000)
+        def completed(
+            generation: Generation, record: CheckpointCompleted, checkpoint: Checkpoint, min_watermark_ms: int | None
+        ) -> None:
+            plain_completed(generation, record, checkpoint, min_watermark_ms)
+            self.durations_ms[record.checkpoint_id] = (checkpoint.ended_ms or 0) - checkpoint.triggered_ms
 
         def poll(generation: Generation) -> None:
             if self._stopping:
                 raise _Enough
-            began = time.perf_counter()
-            plain_poll(generation)
-            self.poll_s += time.perf_counter() - began
+            with self._busy():
+                plain_poll(generation)
             self._look(generation)
 
+        def go_on(generation: Generation) -> None:
+            with self._busy():
+                plain_go_on(generation)
+
         try:
-            with mock.patch.object(Generation, "poll", poll), mock.patch.object(Generation, "_decide", decide):
+            with mock.patch.multiple(Generation, poll=poll, go_on=go_on, on_completed=completed):
                 run_pipeline(self.pipeline, self.root, self._session, **self._options)
         except _Enough:
             pass
         except BaseException as error:
             self._error = error
 
+    @contextmanager
+    def _busy(self) -> Iterator[None]:
+        """Whatever it does within it is counted once."""
+        was_busy, self._is_busy = self._is_busy, True
+        began = time.perf_counter()
+        yield
+        self._is_busy = was_busy
+        self.poll_s += 0.0 if was_busy else time.perf_counter() - began
+
     def _look(self, generation: Generation) -> None:
         """On the control thread, so that what is seen belongs together."""
         stages = generation.stages.values()
         if all(stage.has_consumed_all for stage in stages):
-            self._all_consumed_of = sum(stage.rows for stage in stages if stage.definition.kind == "source")
+            self._all_consumed_of = sum(stage.progress.rows for stage in stages if stage.definition.kind == "source")
         self.is_settled = generation.is_settled
         self._generation = generation
 
@@ -314,7 +329,7 @@ class TidegateRun(Run):
         self.await_that(lambda: self._all_consumed_of >= source_rows)
 
     def rows_at(self, sink: str) -> int:
-        return self.generation.stages[sink].rows
+        return self.generation.stages[sink].progress.rows
 
     def restored_batch(self, stage: str) -> int:
         start = self.generation.stages[stage].start

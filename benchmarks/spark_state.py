@@ -96,16 +96,15 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync:
             _change(source, keys, settle_s)
             run.await_checkpoint_of_all()
             seen = _change(source, keys, counted_s, run)
-            before, *counted = sorted(seen.values(), key=lambda each: each.written_ns)
+            before, *others = sorted(seen.values(), key=lambda each: each.written_ns)
+            counted = [each for each in others if each.manifest.checkpoint_id in run.durations_ms]
             if not counted:
                 raise WrongWork(f"no checkpoint of {state_bytes} bytes of state was completed in {counted_s} s")
             state = run.checkpoint_folder(_STAGE) / "state"
             changed = _bytes_between(state, before.written_ns, counted[-1].written_ns)
     _unload_state_stores()
     manifests = [each.manifest for each in counted]
-    # The manifest tells the time until it was written: that, and the decision, come on top.
-    deciding_ms = statistics.median(run.deciding_ms[-len(counted) :])
-    durations = [manifest.duration_ms + deciding_ms for manifest in manifests]
+    durations = [run.durations_ms[manifest.checkpoint_id] for manifest in manifests]
     return StateCost(
         checkpoints=len(counted),
         duration_ms=statistics.median(durations),

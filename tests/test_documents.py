@@ -14,11 +14,10 @@ from pathlib import Path
 import deltalake
 import pytest
 
-from tests.cli.harness import live_run, tidegate, wait_until
+from tests.cli.harness import live_run, seen, tidegate, wait_until
 from tests.cli.strict import answered
 from tidegate.cli.answers import DemoAnswer
-from tidegate.engine.control import Life, look
-from tidegate.storage.paths import RootPaths
+from tidegate.engine.control import Life
 from tools import reference
 from tools.diagrams import rendered
 
@@ -29,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, list[str] | None] = {
     "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
     "tidegate run orders.py --root state/orders": None,  # it runs for ever: tests/cli/test_live.py stops it
+    "tidegate stop --root state/orders": None,  # the same, where it stops it
     "tidegate demo": None,  # takes long, below
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
@@ -46,6 +46,8 @@ COMMANDS: dict[str, list[str] | None] = {
 ON_A_ROOT = (
     "tidegate status --root state/orders",
     "tidegate checkpoint --root state/orders",
+    "tidegate checkpoint --root state/orders --full",
+    "tidegate cancel --root state/orders",
     "tidegate checkpoints --root state/orders",
     "tidegate checkpoints 42 --root state/orders",
     "tidegate verify --root state/orders",
@@ -87,7 +89,7 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "state").mkdir()
     with live_run(folder / "played", checkpoints=42) as run:
         (folder / "state" / "orders").symlink_to(run.root)
-        wait_until(lambda: look(RootPaths(run.root))[0] is Life.ALIVE)
+        wait_until(lambda: seen(run.root) is Life.ALIVE)
         yield folder
 
 

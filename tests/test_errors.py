@@ -19,6 +19,7 @@ from tidegate.errors import (
     Fenced,
     ForeignRoot,
     ForeignTable,
+    InstanceFailed,
     InvalidConfig,
     InvalidPipeline,
     InvariantViolation,
@@ -56,6 +57,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     CheckpointNotVisible: TidegateError,
     StageFailed: TidegateError,
     DataLost: StageFailed,
+    InstanceFailed: TidegateError,
     SparkLost: TidegateError,
     CheckpointsFailed: TidegateError,
     SinkFailed: TidegateError,
@@ -113,6 +115,7 @@ def test_a_retry_helps_only_where_waiting_changes_something() -> None:
         RootInUse,
         RequestFailed,
         StageFailed,
+        InstanceFailed,
         SparkLost,
         CheckpointsFailed,
     }

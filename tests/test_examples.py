@@ -23,10 +23,10 @@ import pytest
 
 import tidegate
 from tests.cli.harness import tidegate as tidegate_command
-from tidegate.engine.control import read_status
 from tidegate.engine.kill_points import VARIABLE as KILL_VARIABLE
-from tidegate.sinks.reading import TablesAt
-from tidegate.storage.paths import RootPaths
+from tidegate.engine.status_files import read_status
+from tidegate.sinks.delta.reading import TablesAt
+from tidegate.storage.folder import Folder
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -104,7 +104,7 @@ class Visitor:
 
         def has_some() -> bool:
             assert process.poll() is None, (self.folder / "said").read_text(encoding="utf-8")
-            status = read_status(RootPaths(self.root))
+            status = read_status(Folder(self.root))
             ours = status.checkpoints if status is not None and status.pid == process.pid else ()
             return any(each.state == "complete" and each.new_bytes for each in ours)
 

@@ -33,13 +33,16 @@ class Layer(NamedTuple):
 LAYERS = {
     "errors": Layer(layers=set(), packages=set()),
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
-    "testing": Layer(layers=CORE, packages={"msgspec"}),
+    "flows": Layer(layers=CORE, packages={"msgspec"}, is_pure=True),
+    "testing": Layer(layers=CORE | {"flows"}, packages={"msgspec"}),
     "testing.files": Layer(layers=CORE | {"storage"}, packages={"msgspec"}),  # the conformance suite of files
+    "testing.played": Layer(layers=BELOW_ENGINE | {"testing"}, packages=ANY),  # what Spark and tables would write
+    "testing.simulator.whole": Layer(layers=BELOW_TOP | {"flows", "testing", "testing.played"}, packages=ANY),
     "testing.sinks": Layer(layers=CORE | {"sinks", "storage"}, packages=ANY),  # the conformance suite of sinks
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),
     "spark": Layer(layers=BELOW_SPARK | {"sinks"}, packages=ANY),  # it drives sinks; a sink knows nothing of it
-    "engine": Layer(layers=BELOW_ENGINE, packages=ANY),
+    "engine": Layer(layers=BELOW_ENGINE | {"flows"}, packages=ANY),
     "sinks": Layer(layers=BELOW_SPARK, packages=ANY),
     ROOT: Layer(layers=BELOW_TOP, packages=ANY),
     "cli": Layer(layers=BELOW_TOP | {"testing", ROOT}, packages=ANY),
@@ -83,8 +86,9 @@ def violations(module: str, source: str, *, is_package: bool = False) -> list[st
 
 
 def _layer_of(name: str) -> str:
-    parts = name.split(".")[1:3]
-    return next((layer for layer in (".".join(parts), *parts[:1]) if layer in LAYERS), ROOT)
+    parts = name.split(".")[1:4]
+    layers = (".".join(parts[:depth]) for depth in (3, 2, 1))
+    return next((layer for layer in layers if layer in LAYERS), ROOT)
 
 
 def _imports(source: str, package: str) -> Iterator[tuple[int, str]]:
@@ -164,6 +168,69 @@ def test_the_table_has_no_cycle() -> None:
         below = {name: layers for name, layers in below.items() if name not in lowest}
 
 
+# Above storage/, files are reached over `tidegate.storage.files`: else neither a memory nor a bucket could take the
+# folder's place. What is not under a root may be reached as it likes, and so may a process.
+FILE_SYSTEM = ("os", "shutil", "tempfile", "glob", "fcntl", "mmap", "pathlib.Path", "pathlib.PosixPath")
+BESIDE_THE_ROOT = {
+    "tidegate.cli": "what commands are given, and what they write",
+    "tidegate.engine.kill_points": "its own process, which it kills when a file of a test's is there",
+    "tidegate.engine.pipeline": "the file that a pipeline is written in",
+    "tidegate.engine.root": "a root in a folder",
+    "tidegate.engine.run": "the root as a user names it",
+    "tidegate.engine.status": "the number of its process",
+    "tidegate.sinks": "tables, which lie where their users want them",
+    "tidegate.spark.definition": "the folder of the file that a pipeline is written in",
+    "tidegate.spark.session": "Spark's own process: its programs, settings and scratch folders",
+    "tidegate.spark.sources": "paths that users read, relative to where they are",
+    "tidegate.spark.spark_log": "the messages of Spark's process",
+    "tidegate.testing.sinks": "the folder of a test's tables",
+}
+
+
+def reaches_for_files(module: str, source: str) -> list[str]:
+    """What of the file system this source, as this module, imports."""
+    package = module.rpartition(".")[0]
+    return [imported for _, imported in _imports(source, package) if _is_of_the_file_system(imported)]
+
+
+def _is_of_the_file_system(imported: str) -> bool:
+    names = imported.split(".")
+    return imported == "pathlib" or any(".".join(names[:depth]) in FILE_SYSTEM for depth in (1, 2))
+
+
+def _is_beside_the_root(module: str) -> bool:
+    parts = module.split(".")
+    return any(".".join(parts[:depth]) in BESIDE_THE_ROOT for depth in range(2, len(parts) + 1))
+
+
+@pytest.mark.parametrize("module", [each for each in MODULES if _layer_of(each) != "storage"])
+def test_what_lies_under_a_root_is_reached_over_files(module: str) -> None:
+    found = reaches_for_files(module, MODULES[module].read_text(encoding="utf-8"))
+    assert not found or _is_beside_the_root(module), f"{module} imports {found}; go over tidegate.storage.files"
+
+
+def test_whatever_may_reach_beside_the_root_does() -> None:
+    found = {name for name, path in MODULES.items() if reaches_for_files(name, path.read_text(encoding="utf-8"))}
+    idle = [each for each in BESIDE_THE_ROOT if not any(f"{name}.".startswith(f"{each}.") for name in found)]
+    assert idle == []
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import os", ["os"]),
+        ("from os import path", ["os.path"]),
+        ("import shutil, json", ["shutil"]),
+        ("import pathlib", ["pathlib"]),
+        ("from pathlib import Path, PurePosixPath", ["pathlib.Path"]),
+        ("def look():\n    from os.path import exists", ["os.path.exists"]),
+        ("from tidegate.storage.files import Files\nimport ossify", []),
+    ],
+)
+def test_the_check_finds_what_reaches_for_files(source: str, found: list[str]) -> None:
+    assert reaches_for_files("tidegate.engine.stage", source) == found
+
+
 @pytest.mark.parametrize(
     ("module", "source", "imported"),
     [
@@ -193,6 +260,10 @@ def test_the_table_has_no_cycle() -> None:
         ("tidegate.protocol.aligner", 'builtins.__import__("random").random()', "random"),
         ("tidegate.protocol.aligner", "__import__(name)", UNKNOWABLE),
         ("tidegate.protocol.aligner", 'import_module(f"ti{me}")', UNKNOWABLE),
+        ("tidegate.flows.leader", "import time", "time"),
+        ("tidegate.flows.leader", "import asyncio", "asyncio"),
+        ("tidegate.flows.leader", "from tidegate.storage import files", "tidegate.storage.files"),
+        ("tidegate.flows.leader", "from tidegate.testing import simulator", "tidegate.testing.simulator"),
         ("tidegate.errors", "import msgspec", "msgspec"),
         ("tidegate.errors", "from tidegate.protocol import messages", "tidegate.protocol.messages"),
         ("tidegate.errors", "from .protocol import messages", "tidegate.protocol.messages"),
@@ -201,7 +272,7 @@ def test_the_table_has_no_cycle() -> None:
         ("tidegate.storage.manifest", "from tidegate.spark import gate", "tidegate.spark.gate"),
         ("tidegate.cluster.election", "from tidegate.storage import paths", "tidegate.storage.paths"),
         ("tidegate.spark.runner", "from tidegate.cli import app", "tidegate.cli.app"),
-        ("tidegate.sinks.delta", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
+        ("tidegate.sinks.delta.bound", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
         ("tidegate.cli.app", "from tidegate.dashboard import server", "tidegate.dashboard.server"),
     ],
 )
@@ -233,11 +304,12 @@ def test_the_check_resolves_relative_imports_of_a_package_from_the_package_itsel
         ("tidegate.protocol.aligner", "from tidegate import errors"),
         ("tidegate.protocol.aligner", "from .messages import Barrier\nfrom . import config"),
         ("tidegate.protocol.aligner", "from ..errors import ProtocolViolation"),
+        ("tidegate.flows.leader", "import msgspec\nfrom tidegate.protocol import commit"),
         ("tidegate.errors", "from typing import ClassVar"),
         ("tidegate.testing.simulator.world", "import random, msgspec\nfrom tidegate.protocol import commit"),
         ("tidegate.storage.manifest", "import obstore, os, time\nfrom tidegate.errors import DamagedLog"),
         ("tidegate.spark.runner", "import pyspark\nfrom tidegate.storage import paths"),
-        ("tidegate.sinks.delta", "import deltalake\nfrom tidegate.cluster import election"),
+        ("tidegate.sinks.delta.bound", "import deltalake\nfrom tidegate.cluster import election"),
         ("tidegate.cli.app", "import typer\nimport tidegate\nfrom tidegate.testing import simulator"),
         ("tidegate.cli.app", "import_module(name)"),
     ],

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from tidegate.engine.pipeline import Pipeline
     from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
-    from tidegate.sinks.delta import DeltaTable
+    from tidegate.sinks.delta.reading import read
+    from tidegate.sinks.delta.table import DeltaTable
     from tidegate.sinks.function import Console, ForeachBatch, Memory
-    from tidegate.sinks.postgres import PostgresTable
-    from tidegate.sinks.reading import read
+    from tidegate.sinks.postgres.table import PostgresTable
 
 __version__ = "0.1.0"
 
@@ -36,12 +36,12 @@ _HOMES: Final = {
     "AlignmentConfig": "tidegate.protocol.config",
     "CheckpointConfig": "tidegate.protocol.config",
     "Console": "tidegate.sinks.function",
-    "DeltaTable": "tidegate.sinks.delta",
+    "DeltaTable": "tidegate.sinks.delta.table",
     "ForeachBatch": "tidegate.sinks.function",
     "Memory": "tidegate.sinks.function",
     "Pipeline": "tidegate.engine.pipeline",
-    "PostgresTable": "tidegate.sinks.postgres",
-    "read": "tidegate.sinks.reading",
+    "PostgresTable": "tidegate.sinks.postgres.table",
+    "read": "tidegate.sinks.delta.reading",
 }
 
 

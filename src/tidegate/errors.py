@@ -5,7 +5,7 @@
      ├─ InvalidPipeline          the pipeline as written cannot run; fix it and start again
      ├─ RootInUse                another run on this root is alive
      ├─ NoRoot                   the folder is not the root of any pipeline, or cannot be one
-     ├─ ForeignRoot              the root belongs to another pipeline
+     ├─ ForeignRoot              the root belongs to another pipeline, or another version of Tidegate
      ├─ PipelineChanged          the pipeline no longer fits its checkpoint
      ├─ RecoveryRefused          starting would lose or double rows; it says what to do instead
      ├─ NotRunning               no run is alive on the root, so nobody does what was asked
@@ -14,6 +14,7 @@
      ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
      │   └─ DataLost               what a source has yet to read is gone from where it reads
+     ├─ InstanceFailed           a driver process that runs stages for another one cannot go on
      ├─ SparkLost                Spark's process is gone
      ├─ CheckpointsFailed        more checkpoints failed in a row than tolerated
      ├─ SinkFailed               a table cannot be written as it stands
@@ -67,7 +68,7 @@ class NoRoot(TidegateError):
 
 
 class ForeignRoot(TidegateError):
-    """The root belongs to another pipeline."""
+    """The root belongs to another pipeline, or to another version of Tidegate."""
 
 
 class PipelineChanged(TidegateError):
@@ -122,6 +123,15 @@ class DataLost(StageFailed):
             f"source's option failOnDataLoss to false and start again. The tables and the newest checkpoint stay as "
             f"they are",
         )
+
+
+class InstanceFailed(TidegateError):
+    """A driver process that runs stages of the pipeline for another one cannot go on."""
+
+    retry_helps = True
+
+    def __init__(self, instance: str, cause: str) -> None:
+        super().__init__(f"instance {instance!r} failed: {cause}")
 
 
 class SparkLost(TidegateError):
@@ -230,5 +240,5 @@ class InvariantViolation(TidegateError):
 
 
 def first_line(error: BaseException) -> str:
-    """What went wrong, without the traces that Spark, delta-rs and obstore add."""
+    """What went wrong, without the traces that Spark and delta-rs add."""
     return str(error).split("\n", 1)[0].strip()

@@ -15,11 +15,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tests.spark.played import PlayedPipeline, played
-from tidegate.engine.control import Remote
-from tidegate.engine.status import CheckpointState, CheckpointStatus
+from tests.spark.played import ON_DEMAND, PlayedPipeline, played
+from tidegate.engine.control import Life, Remote, look
+from tidegate.engine.status import CheckpointState, CheckpointStatus, RunStatus
+from tidegate.engine.status_files import read_status
+from tidegate.errors import CheckpointError
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 from tidegate.storage.lock import RootLock
+from tidegate.storage.paths import RootPaths
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
@@ -88,11 +95,13 @@ def _take(pipeline: PlayedPipeline, checkpoints: int) -> None:
 class LiveRun:
     """A played pipeline that is driven as a run drives it, in a thread, until the test has seen enough."""
 
-    def __init__(self, pipeline: PlayedPipeline, remote: Remote) -> None:
+    def __init__(self, pipeline: PlayedPipeline, remote: Remote, told_to_stop: threading.Event | None = None) -> None:
         self.pipeline = pipeline
         self.root = pipeline.root.paths.root
         self.remote = remote
         self._stop = threading.Event()
+        self.is_told_to_stop = told_to_stop or threading.Event()
+        self._last: int | None = None
         self._at_next_round: Callable[[], object] | None = None
         self._thread = threading.Thread(target=self._drive)
 
@@ -104,8 +113,24 @@ class LiveRun:
                 self._at_next_round = None
             generation.poll()
             self.remote.serve(generation)
-            self.remote.update(generation)
+            self.remote.update(generation, is_stopping=self.is_told_to_stop.is_set())
+            if self.is_told_to_stop.is_set() and self._has_drained():
+                return
             time.sleep(0.002)
+
+    def _has_drained(self) -> bool:
+        """Take a last checkpoint, as a run does that was told to stop. Tells whether it is complete."""
+        generation = self.pipeline.generation
+        if self._last is None or not (generation.is_under_way(self._last) or generation.completed(self._last)):
+            with suppress(CheckpointError):  # one is in progress: after it
+                self._last = generation.trigger(Flag.DRAIN)
+        return self._last is not None and generation.completed(self._last) and generation.is_settled
+
+    def await_end(self) -> None:
+        """Until it has taken its last checkpoint."""
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        self.remote.ended_because = "it was told to stop"
 
     def start(self) -> None:
         self._thread.start()
@@ -117,7 +142,19 @@ class LiveRun:
 
     def may_read(self, stage: str, name: str) -> bool:
         """Whether a segment of an input lies before a stage, released by its gate."""
-        return self.pipeline.generation.stages[stage].gates[name].lag == 1
+        return self.pipeline.generation.stages[stage].inputs.gates[name].lag == 1
+
+    def hold_up(self) -> Path:
+        """From now on a checkpoint stays in progress: the stage does not consume what lies before the barrier."""
+        segment = self.pipeline.played["rows"].run_batch()
+        wait_until(lambda: self.may_read("middle", "rows"))
+        return segment
+
+    def let_go(self, segment: Path) -> None:
+        """Consume what has held it up."""
+        middle = self.pipeline.played["middle"].run_batch(segment)
+        wait_until(lambda: self.may_read("table", "middle"))
+        self.pipeline.played["table"].run_batch(middle)
 
     def in_its_thread(self, action: Callable[[], object]) -> None:
         self._at_next_round = action
@@ -125,18 +162,43 @@ class LiveRun:
 
 
 @contextmanager
-def live_run(folder: Path, checkpoints: int = 0) -> Iterator[LiveRun]:
-    with played(folder) as pipeline:
+def live_run(
+    folder: Path, checkpoints: int = 0, config: CheckpointConfig = ON_DEMAND, files: Files | None = None
+) -> Iterator[LiveRun]:
+    with played(folder, config=config) as pipeline:
         paths = pipeline.root.paths
         _take(pipeline, checkpoints)
-        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
+        told_to_stop = threading.Event()
+        files = files or Folder(paths.root)
+        with RootLock(paths.lock) as lock, Remote(files, "flat", lock, told_to_stop.set) as remote:
             pipeline.one_batch_each()
-            run = LiveRun(pipeline, remote)
+            run = LiveRun(pipeline, remote, told_to_stop)
             run.start()
             try:
                 yield run
             finally:
                 run.stop()
+
+
+def said(root: Path) -> RunStatus | None:
+    """What the last run on a root said last."""
+    return read_status(Folder(root))
+
+
+def seen(root: Path) -> Life:
+    return look(RootPaths(root), Folder(root))[0]
+
+
+@contextmanager
+def speaking(root: Path) -> Iterator[Remote]:
+    """What a run says and hears on a root that it holds, without the run."""
+    with RootLock(root / "lock") as lock, Remote(Folder(root), "flat", lock) as remote:
+        yield remote
+
+
+def wait_until_said(root: Path, remote: Remote) -> None:
+    """Until all that was handed over is written down."""
+    wait_until(lambda: said(root) == remote.status)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

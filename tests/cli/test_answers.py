@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.harness import TIDEGATE, LiveRun, ended_checkpoint, live_run, make_root, tidegate, wait_until
+from tests.cli.harness import TIDEGATE, LiveRun, ended_checkpoint, live_run, make_root, said, tidegate, wait_until
 from tests.cli.strict import answered, told
 from tests.spark.played import played
 from tidegate.cli.answers import (
@@ -33,11 +33,10 @@ from tidegate.cli.answers import (
     VerifyAnswer,
 )
 from tidegate.cli.view import JsonView
-from tidegate.engine.control import Life, read_status
+from tidegate.engine.control import Life
 from tidegate.engine.root import Root
 from tidegate.engine.status import CheckpointStatus, Observer, status_of
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
-from tidegate.protocol.coordinator import AbortReason
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
@@ -77,11 +76,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
         run.pipeline.played["rows"].run_batch()  # nobody consumes it: checkpoints stay in progress
         wait_until(lambda: run.may_read("middle", "rows"))
         generation = run.pipeline.generation
-
-        def abort_one() -> None:
-            generation._stop_preparing(generation.coordinator.active[0].checkpoint_id, AbortReason.CANCELLED, "a test")
-
-        for action in (generation.trigger, abort_one, generation.trigger):
+        for action in (generation.trigger, generation.cancel, generation.trigger):
             run.in_its_thread(action)
             done = generation.coordinator.active
             wait_until(lambda done=done: not done or "rows" in done[0].reports)  # type: ignore[misc]
@@ -90,8 +85,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
 
 def checkpoints_of(run: LiveRun) -> dict[str, dict[str, CheckpointStatus]]:
     """By their names, as `status` and as `checkpoints` tell them, once the run has written down all of them."""
-    paths = RootPaths(run.root)
-    wait_until(lambda: bool((status := read_status(paths)) and status.in_progress and len(status.checkpoints) == 2))
+    wait_until(lambda: bool((status := said(run.root)) and status.in_progress and len(status.checkpoints) == 2))
     status = answered(tidegate("status", "--root", run.root, "--json").stdout)
     assert isinstance(status, StatusAnswer)
     assert status.run is not None
@@ -129,7 +123,7 @@ def test_the_stages_of_a_checkpoint_that_ended_are_told(run: LiveRun) -> None:
         assert (part.progress, part.cut) == ("done", 0)
         assert part.total_bytes
         assert None not in (part.barrier_ms, part.alignment_ms, part.snapshot_ms)
-    assert aborted.why == "cancelled by the user: a test"
+    assert aborted.why == "cancelled by the user: tidegate cancel"
     for checkpoint in (aborted, in_progress):
         assert {name: part.progress for name, part in checkpoint.stages.items()} == {
             "rows": "done",
@@ -166,12 +160,13 @@ def test_a_stage_that_declines_is_told_as_such(tmp_path: Path) -> None:
     with played(tmp_path) as pipeline:
         generation = pipeline.generation
         pipeline.one_batch_each()
+        pipeline.table.refusal = "for a test"
         checkpoint_id = generation.trigger()
-        generation._on_decline("middle", checkpoint_id, "for a test")
+        pipeline.poll_until(lambda: not generation.is_under_way(checkpoint_id))
         told_of = status_of(generation, generation.coordinator.history[-1])
     assert told_of.state == "aborted"
-    assert told_of.why == "a stage declined: stage 'middle': for a test"
-    assert {name: part.progress for name, part in told_of.stages.items()}["middle"] == "declined"
+    assert told_of.why == "a stage declined: stage 'table': for a test"
+    assert {name: part.progress for name, part in told_of.stages.items()}["table"] == "declined"
 
 
 # -- a root without a run ---------------------------------------------------------------------------
@@ -202,7 +197,7 @@ def test_a_run_that_hangs_or_has_ended_is_told(root: Path) -> None:
         checkpoints=(ended_checkpoint(9, "aborted", "for a test"),),
     )
     for state, is_held, code in (("failed", False, 6), ("running", True, 7), ("failed", True, 0)):
-        paths.status.write_bytes(msgspec.json.encode({**msgspec.to_builtins(last), "state": state}))
+        (paths.root / RootPaths.STATUS).write_bytes(msgspec.json.encode({**msgspec.to_builtins(last), "state": state}))
         with RootLock(paths.lock if is_held else root.parent / "another"):
             done = tidegate("status", "--root", root, "--json")
         status = answered(done.stdout)
@@ -369,7 +364,7 @@ def test_what_nobody_has_foreseen_is_an_answer_too_and_its_trace_goes_to_stderr(
 import sys
 sys.argv = ["tidegate", "status", "--root", {str(root)!r}, "--json"]
 from tidegate.cli import app, status
-status.look.__code__ = (lambda paths: 1 / 0).__code__
+status.look.__code__ = (lambda paths, files: 1 / 0).__code__
 app.main()
 """
     command = [str(Path(TIDEGATE).with_name("python")), "-c", program]

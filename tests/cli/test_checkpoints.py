@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.harness import TIDEGATE, ended_checkpoint, make_root, tidegate
+from tests.cli.harness import TIDEGATE, ended_checkpoint, in_terminal, make_root, tidegate
+from tests.mutants.played_properties import backlogged
 from tests.spark.played import played
 from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
@@ -100,6 +101,23 @@ def test_one_checkpoint_for_scripts_has_its_stages_and_the_positions_of_its_sour
     assert (made / found["manifest"]).is_file()
 
 
+def test_why_a_checkpoint_is_unaligned_what_was_in_flight_and_the_pipelines_watermark_are_told(tmp_path: Path) -> None:
+    with backlogged("on_timeout", with_event_time=["middle"]) as (pipeline, path):
+        pipeline.generation.trigger()
+        pipeline.poll_until(lambda: pipeline.generation.is_settled)
+        size = f"{path.stat().st_size} B"
+        root = Path(shutil.copytree(pipeline.root.paths.root, tmp_path / "root"))
+    listed = tidegate("checkpoints", "--root", root).stdout
+    assert re.search(rf"ckpt-000001 +unaligned \(timeout at middle\) .* {size} +not set yet +complete", listed)
+    told = tidegate("checkpoints", "1", "--root", root).stdout
+    assert "unaligned (timeout at middle), epoch 1" in told
+    assert "the pipeline's watermark: not set yet" in told
+    assert re.search(r"middle was cut unaligned after \d+ ms: it was not aligned by then \(--unaligned-after\)", told)
+    assert f"in flight from rows to middle: 1 segment, {size}" in told
+    narrow = in_terminal("checkpoints", "--root", root, width=70).stdout
+    assert "ckpt-000001 is unaligned (timeout at middle)" in narrow
+
+
 def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(made: Path) -> None:
     done = tidegate("checkpoints", "99", "--root", made)
     assert done.returncode == 1
@@ -146,7 +164,7 @@ def test_a_reason_with_brackets_is_shown_as_it_is(root: Path) -> None:
     why = "could not store [/data/x] of [state]"
     aborted = ended_checkpoint(9, "aborted", why)
     status = msgspec.structs.replace(Observer("flat").status, checkpoints=(aborted,))
-    RootPaths(root).status.write_bytes(msgspec.json.encode(status))
+    (root / RootPaths.STATUS).write_bytes(msgspec.json.encode(status))
     done = tidegate("checkpoints", "--root", root)
     assert done.returncode == 0
     assert f"aborted: {why}" in " ".join(done.stdout.split())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from tests.cli.harness import ended_checkpoint, in_terminal, live_run, tidegate, wait_until
+from tests.cli.harness import ended_checkpoint, in_terminal, live_run, said, tidegate, wait_until
 from tidegate.cli.fitting import Column, cut_off, fitted, shortened, wrapped
 from tidegate.cli.tables import run_lines
 from tidegate.engine.status import (
@@ -93,8 +93,9 @@ STAGE_NAMES = st.lists(st.from_regex(r"[a-z][a-z_]{0,60}", fullmatch=True), uniq
 PARTS = (
     StagePart(progress="waiting"),
     StagePart(progress="aligning", waits_for=("orders_of_all_countries", "payments")),
-    StagePart(progress="catching_up"),
-    StagePart(progress="done"),
+    StagePart(progress="catching_up", alignment_ms=12_345, in_flight_bytes=1_234_567, over_bound=True),
+    StagePart(progress="recording", waits_for=("payments",), cut_because="timeout", in_flight_bytes=10**12),
+    StagePart(progress="done", cut_because="timeout", in_flight_bytes=5),
 )
 
 
@@ -110,6 +111,7 @@ def statuses(draw: st.DrawFn) -> RunStatus:
             draw(st.none() | st.integers(0, 10**5)),
             draw(st.none() | st.integers(0, 4 * 10**12)),
             draw(st.none() | st.none() | st.sampled_from([*names, "its table"])),
+            has_event_time=draw(st.booleans()),
         )
         for name in names
     }
@@ -134,6 +136,8 @@ def a_checkpoint(draw: st.DrawFn, number: int, stages: dict[str, StagePart] | No
         ended_checkpoint(number, state, why if state == "aborted" else None),
         aligned=draw(st.booleans()),
         duration_ms=draw(st.integers(0, 10**7)),
+        alignment_ms=draw(st.integers(0, 10**7)),
+        in_flight_bytes=draw(st.integers(0, 10**13)),
         new_bytes=draw(st.integers(0, 10**13)),
         total_bytes=draw(st.integers(0, 10**13)),
         stages=stages or {},
@@ -226,7 +230,7 @@ def test_in_the_smallest_terminal_there_is_what_matters_most() -> None:
 
 def test_every_command_that_shows_a_table_fits_a_narrow_terminal_and_is_whole_in_a_pipe(tmp_path: Path) -> None:
     with live_run(tmp_path, checkpoints=3) as run:
-        wait_until(lambda: b'"running"' in run.pipeline.root.paths.status.read_bytes())
+        wait_until(lambda: (status := said(run.root)) is not None and status.state == "running")
         for command in (("status",), ("checkpoints",), ("checkpoints", "2"), ("verify",)):
             piped = tidegate(*command, "--root", run.root)
             narrow = in_terminal(*command, "--root", run.root, width=50)

@@ -15,15 +15,18 @@ from tests.cli.harness import TIDEGATE, tidegate, wait_until
 from tests.cli.strict import answered, told
 from tests.test_documents import example
 from tidegate.cli.answers import (
+    CancelledAnswer,
     CheckpointEvent,
     EndedEvent,
+    Event,
     StagesEvent,
     StartingEvent,
     StatusAnswer,
+    StoppedAnswer,
     StoppingEvent,
     TakenAnswer,
 )
-from tidegate.engine.status import StartingStep
+from tidegate.engine.status import CheckpointStatus, StartingStep
 
 RUN = "tidegate run orders.py --root state/orders"
 ROOT = Path("state/orders")
@@ -59,10 +62,13 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
             put(tmp_path, 100)
             wait_until(lambda: rows(tmp_path, "large_orders") == 200)
 
-            taken = answered(asked("checkpoint", "--root", str(ROOT), "--json").stdout)
+            taken = answered(asked("checkpoint", "--root", str(ROOT), "--full", "--json").stdout)
             assert isinstance(taken, TakenAnswer)
-            assert taken.checkpoint.checkpoint == "ckpt-000001"
+            assert (taken.checkpoint.checkpoint, taken.checkpoint.full) == ("ckpt-000001", True)
             assert taken.checkpoint.new_bytes
+            cancelled = answered(asked("cancel", "--root", str(ROOT), "--json").stdout)
+            assert isinstance(cancelled, CancelledAnswer)
+            assert cancelled.checkpoints == (), "none is in progress"
             assert "ckpt-000001" in asked("checkpoints", "--root", str(ROOT)).stdout
             assert "source orders stands at" in asked("checkpoints", "1", "--root", str(ROOT)).stdout
             assert "intact" in asked("verify", "--root", str(ROOT)).stdout
@@ -75,27 +81,33 @@ def test_a_run_is_looked_at_and_told_from_another_terminal(tmp_path: Path) -> No
             assert second.returncode == 3
             assert f"process {run.pid}" in second.stderr
 
-            run.send_signal(signal.SIGTERM)
+            stopped = answered(asked("stop", "--root", str(ROOT), "--json").stdout)
+            assert isinstance(stopped, StoppedAnswer)
+            assert (stopped.state, stopped.why) == ("finished", "it was told to stop")
             output, _ = run.communicate(timeout=120)
         finally:
             run.kill()
     assert run.returncode == 0
-    events = told(output)
+    check_events(told(output), taken.checkpoint)
+    after = tidegate("status", "--root", ROOT, cwd=tmp_path)
+    assert after.returncode == 6
+    assert "because it was told to stop" in after.stdout
+    assert "goes on from ckpt-000002" in after.stdout
+
+
+def check_events(events: list[Event], taken: CheckpointStatus) -> None:
+    """Of a run that has taken one checkpoint on demand, and its last one."""
     checkpoints = [event.checkpoint for event in events if isinstance(event, CheckpointEvent)]
     complete = [checkpoint for checkpoint in checkpoints if checkpoint.state == "complete"]
     assert [checkpoint.checkpoint for checkpoint in complete] == ["ckpt-000001", "ckpt-000002"]
     assert {checkpoint.state for checkpoint in checkpoints} <= {"committing", "complete"}
-    assert complete[0] == taken.checkpoint
+    assert complete[0] == taken
     assert complete[1].drain
     check_steps([event.step for event in events if isinstance(event, StartingEvent)])
     kinds = [type(event) for event in events if not isinstance(event, StartingEvent | CheckpointEvent | StagesEvent)]
     assert kinds == [StoppingEvent, EndedEvent]
     assert isinstance(events[-1], EndedEvent)
     assert events[-1].why == "it was told to stop"
-    stopped = tidegate("status", "--root", ROOT, cwd=tmp_path)
-    assert stopped.returncode == 6
-    assert "because it was told to stop" in stopped.stdout
-    assert "goes on from ckpt-000002" in stopped.stdout
 
 
 def check_steps(steps: list[StartingStep]) -> None:

@@ -15,7 +15,7 @@ from deltalake import CommitProperties, Transaction
 import tidegate as tg
 from tests.cli.harness import tidegate
 from tests.cli.test_checkpoints import snapshot_file
-from tests.spark.played import played
+from tests.spark.played import open_next, played
 from tidegate.cli.outlook import next_run
 from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, UnknownCheckpoint
@@ -105,18 +105,12 @@ def decided(root: Path, table: Path) -> str:
     """What a run decides when it starts."""
     opened = Root(root, "flat")
     sink = tg.DeltaTable(table).bind(SinkPlace("flat", "table", opened.store.at("sinks/table"), root=opened.id))
-    newest = InspectedRoot(root).retained()
-    shape = next(InspectedRoot(root).manifest(each).shape for each in newest if _is_readable(root, each.checkpoint_id))
     try:
-        _, base = opened.recovered({"table": sink}, shape)
+        _, base = open_next(opened, {"table": sink})
     except RecoveryRefused as refused:
         return f"refuses to start: {refused}"
     assert base is not None
     return f"goes on from {checkpoint_name(base.checkpoint_id)}"
-
-
-def _is_readable(root: Path, checkpoint_id: int) -> bool:
-    return any(root.glob(f"generations/*/manifests/{checkpoint_name(checkpoint_id)}.json"))
 
 
 @pytest.mark.parametrize("shown", [4, 5])

@@ -19,17 +19,18 @@ from tests.cli.harness import ended_checkpoint
 from tests.cli.strict import told
 from tidegate.cli.answers import ChangedEvent
 from tidegate.cli.view import JsonView, LiveView, LogView, _Start
-from tidegate.engine.run import _stopping
 from tidegate.engine.status import (
     DueCheckpoint,
     NoBatch,
     Observer,
     RunStatus,
+    StagePart,
     StageStatus,
     StartingStep,
     StepName,
     now,
 )
+from tidegate.engine.stopping import stopping_by
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +89,7 @@ def test_what_is_logged_has_its_time_in_utc_wherever_the_machine_stands(
 
 
 def stopped_by_two_signals() -> None:
-    with _stopping(None) as stop:
+    with stopping_by(None) as stop:
         stop.is_starting = False
         signal.raise_signal(signal.SIGINT)
         assert stop.wanted
@@ -169,6 +170,42 @@ def test_every_view_tells_of_a_source_that_plans_nothing_and_why_a_checkpoint_th
     told = json.loads(said.out.splitlines()[-1])
     assert told["stages"]["orders"]["no_batch"]["why"].endswith("no broker of localhost:9092 answers")
     assert told["due"]["held_back_by"] == "sinks_lag"
+
+
+def aligning() -> RunStatus:
+    """A stage was to be cut unaligned, and more is in flight than allowed; one before it has no watermark yet."""
+    part = StagePart(progress="catching_up", alignment_ms=31_400, in_flight_bytes=2_100_000, over_bound=True)
+    active = msgspec.structs.replace(ended_checkpoint(2, "preparing"), aligned=None, stages={"joined": part})
+    done = {"joined": StagePart(progress="done", cut_because="timeout", in_flight_bytes=4_000_000)}
+    ended = msgspec.structs.replace(
+        ended_checkpoint(1), aligned=False, alignment_ms=30_000, in_flight_bytes=4_000_000, stages=done
+    )
+    stages = {
+        "joined": StageStatus("stage", 41, 82_000, 0.0, 9, 1_767_225_600_000, has_event_time=True),
+        "revenue": StageStatus("sink", 3, 3_000, 99.0, 0, None, has_event_time=True),
+    }
+    return msgspec.structs.replace(
+        running(), stages=stages, in_progress=(active,), checkpoints=(ended,), min_watermark_ms=None
+    )
+
+
+@pytest.mark.parametrize("width", [70, 160])
+def test_the_live_view_tells_who_aligns_for_how_long_why_one_is_unaligned_and_the_pipelines_watermark(
+    width: int,
+) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=width, height=40)) as live:
+        live.update(aligning())
+    said = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.getvalue()).split())
+    assert "generation 1, watermark not set yet" in said
+    assert (
+        "joined keeps aligning for ckpt-000002, for 31.4 s now: 2.1 MB are in flight, more than --max-inflight" in said
+    )
+    assert "preparing, aligning for 31.4 s" in said
+    assert "unaligned (timeout at joined)" in said
+    if width > 100:
+        assert "catching up, 2.1 MB in flight" in said
+        assert "30.0 s 4.0 MB complete, unaligned" in said
 
 
 def step(name: StepName, stage: str | None = None, number: int | None = None) -> StartingStep:

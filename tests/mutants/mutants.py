@@ -10,6 +10,10 @@ from typing import Final
 
 from tests.mutants import properties, scenarios
 from tests.mutants.mutation import Edit, Mutant, Section, Simulated, rewrite
+from tidegate.flows.leader import Leader
+from tidegate.flows.member import Member
+from tidegate.flows.requests import Asker
+from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.aligner import Aligner, _captured
 from tidegate.protocol.commit import SinkCommits
 from tidegate.protocol.coordinator import Coordinator
@@ -17,9 +21,7 @@ from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.quorum import AnnouncementReader, Announcements, Quorum
 from tidegate.protocol.recovery import _from_checkpoint
-from tidegate.testing.simulator.instance import SimulatedInstance
-from tidegate.testing.simulator.leader import SimulatedLeader
-from tidegate.testing.simulator.stage import SimulatedStage
+from tidegate.spark.gate import Gate
 
 BARRIERS_ARE_NOT_COMPARED: Final = (
     Edit(
@@ -98,44 +100,27 @@ ALIGNER: Final = (
         "events arriving between alignment and completion are cleared and lost",
         rewrite(
             Edit(
-                SimulatedStage.execute,
-                "self._wake(1, self._read, action.input)",
-                "waiting = self._channels[action.input].messages\n"
-                "while (at := self._cursors[action.input]) < len(waiting):\n"
-                "    if isinstance(waiting[at], Barrier):\n"
-                "        break\n"
-                "    self._cursors[action.input] += 1\n"
-                "self._wake(1, self._read, action.input)",
+                Aligner._cut,
+                "positions = {",
+                "for source in self._inputs.values():\n    source.position = source.last_sequence\npositions = {",
             ),
-            Edit(Aligner.on_segment, "sequence != source.last_sequence + 1", "False"),
+            Edit(Aligner.on_committed, "not source.position <= position <= source.last_sequence", "False"),
         ),
-        Simulated("RowsInOrder", 15),
+        Simulated("RowsInOrder", 40, scenarios.many_unaligned),
     ),
     Mutant(
         "rows_are_sorted_by_timestamp",
         Section.ALIGNER,
         "sorting by timestamp breaks each input's order",
         # Event time does not follow the order of arrival: any key that jumps shows it.
-        rewrite(
-            Edit(
-                SimulatedStage._start_batch,
-                "self._wake(",
-                "rows.sort(key=lambda row: row[1] % 7)\nself._wake(",
-            )
-        ),
-        Simulated("RowsInOrder", 15),
+        rewrite(Edit(Gate._line, "modification_time=sequence,", "modification_time=sequence % 7,")),
+        properties.segments_are_seen_in_the_order_of_their_channel,
     ),
     Mutant(
         "which_input_a_row_came_from_is_forgotten",
         Section.ALIGNER,
         "sorting forgets which input a row came from",
-        rewrite(
-            Edit(
-                SimulatedInstance._load,
-                "in_flight.setdefault(flying.input, [])",
-                "in_flight.setdefault(report.in_flight[0].input, [])",
-            )
-        ),
+        rewrite(Edit(StageCheckpoints._report, "*in_flight.files)", "*sorted(in_flight.files))")),
         Simulated("Protocol", 40, scenarios.many_unaligned),
     ),
     Mutant(
@@ -230,7 +215,9 @@ COORDINATOR: Final = (
         "source_positions_are_not_filled",
         Section.COORDINATOR,
         "stream positions never filled",
-        rewrite(Edit(SimulatedStage._report_if_done, "if self.spec.is_source else None", "if False else None")),
+        rewrite(
+            Edit(StageCheckpoints._report, "source_position=part.standing.source_position", "source_position=None")
+        ),
         Simulated("SourcePrefix", 5),
     ),
     Mutant(
@@ -248,11 +235,7 @@ COORDINATOR: Final = (
         Section.COORDINATOR,
         "nothing durable",
         rewrite(
-            Edit(
-                SimulatedStage._upload,
-                "self._store.put(path, self.generation, part.state)",
-                "self._world.sleep(1)",
-            )
+            Edit(StageCheckpoints._store, "part.stored = await request", 'part.stored = Stored(("in memory alone",))')
         ),
         Simulated("NothingNeededDeleted", 5),
     ),
@@ -262,13 +245,11 @@ COORDINATOR: Final = (
         "retention can evict the last good checkpoint after failures",
         rewrite(
             Edit(
-                SimulatedLeader._execute,
-                "self._cluster.aborted += 1",
-                "self._cluster.aborted += 1\n"
-                "oldest = barrier.checkpoint_id - self._cluster.config.max_retained\n"
-                'states = [path for path in self._store.objects if "/state-" in path]\n'
-                'evicted = [path for path in states if int(path.rsplit("-", 1)[1]) <= oldest]\n'
-                "self._store.delete(evicted, self.generation)(self._process, lambda *answer: None)",
+                Leader._remove_unneeded,
+                "references: dict",
+                "failed = sum(each.abort_reason is not None for each in self.coordinator.history)\n"
+                "retained = retained[failed:]\n"
+                "references: dict",
             )
         ),
         Simulated("NothingNeededDeleted", 20),
@@ -293,7 +274,7 @@ INJECTOR: Final = (
         "sources_share_one_handle",
         Section.INJECTOR,
         "one shared handle means only one source gets the barrier",
-        rewrite(Edit(SimulatedInstance._prepare, "stage.poll_injector()", "stage.poll_injector()\nbreak")),
+        rewrite(Edit(Member._prepare, "stage.inject(barrier)", "stage.inject(barrier)\nbreak")),
         Simulated("Liveness", 30),
     ),
     Mutant(
@@ -474,14 +455,20 @@ CLUSTER: Final = (
         "a_write_cannot_fail",
         Section.CLUSTER,
         "a KV write cannot fail",
-        rewrite(Edit(SimulatedStage._upload, "continue", "pass")),
-        Simulated("NothingNeededDeleted", 40),
+        rewrite(
+            Edit(
+                Leader._begin,
+                "await self._marks.insist(Mark(barrier.checkpoint_id))",
+                "try:\n    await Mark(barrier.checkpoint_id)\nexcept StoreUnavailable:\n    pass",
+            )
+        ),
+        Simulated("MonotoneIds", 40),
     ),
     Mutant(
         "acks_are_polled",
         Section.CLUSTER,
         "50 ms polling",
-        rewrite(Edit(SimulatedLeader.on_ack, "self._decide_if_ready()", "pass")),
+        rewrite(Edit(Leader.on_ack, "self._decide_if_ready()", "pass")),
         properties.the_last_ack_decides_at_once,
     ),
     Mutant(
@@ -532,7 +519,7 @@ AROUND: Final = (
         "a leader without a fencing token that anyone checks",
         rewrite(
             Edit(
-                SimulatedLeader._claim,
+                Asker.claim,
                 "if answer is not ClaimAnswer.RETRY:",
                 "if answer is ClaimAnswer.SUPERSEDED and isinstance(proposed, CheckpointCompleted):\n"
                 "    from msgspec.structs import replace\n"

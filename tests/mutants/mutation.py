@@ -8,7 +8,7 @@ import inspect
 import textwrap
 from collections.abc import Callable, Sequence
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import pytest
 
@@ -16,6 +16,8 @@ from tidegate.testing.simulator import Scenario, random_scenario, simulate
 
 Switch = Callable[[pytest.MonkeyPatch], None]
 Property = Callable[[], None]
+
+PLAYED: Final = "tidegate.testing"
 
 
 class Section(enum.Enum):
@@ -58,6 +60,14 @@ class Edit(NamedTuple):
 
 
 def rewrite(*edits: Edit) -> Switch:
+    """The switch that makes these edits in what runs: what is only played proves nothing of it."""
+    for edit in edits:
+        module = inspect.unwrap(edit.function).__module__
+        assert not module.startswith(PLAYED), f"{module} does not run a pipeline"
+    return switch(*edits)
+
+
+def switch(*edits: Edit) -> Switch:
     """The switch that makes these edits. It swaps the code of the function itself, so that they hold for
     every module that has imported it."""
 

@@ -1,276 +1,50 @@
-"""What this design could get wrong on its own: its guarantees, each taken away in turn."""
+"""What a run on Spark could get wrong around the choreography: its guarantees, each taken away in turn."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import pytest
-
-from tests.mutants import played_properties, properties, scenarios, table_properties
-from tests.mutants.mutation import Edit, Mutant, Section, Simulated, Switch, rewrite
-from tidegate.engine.control import Remote
+from tests.mutants import control_properties, played_properties, properties, table_properties
+from tests.mutants.mutation import Edit, Mutant, Section, rewrite
+from tidegate.engine.cleaning import CleaningPlan
+from tidegate.engine.control import Desk, Remote
 from tidegate.engine.generation import Generation
+from tidegate.engine.leading import Leading
 from tidegate.engine.order import in_order
 from tidegate.engine.pausing import PausableSource
-from tidegate.engine.stage import RunningStage
+from tidegate.engine.requests import Asked
+from tidegate.engine.stage.output import StagedOutput
+from tidegate.engine.stage.progress import Progress
+from tidegate.engine.stage.running import RunningStage
 from tidegate.engine.status import Observer
+from tidegate.engine.status_files import StatusFiles
 from tidegate.engine.tables import _last_with_rows, _moved
-from tidegate.protocol import coordinator
+from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.aligner import Aligner
 from tidegate.protocol.backpressure import Backpressure
-from tidegate.protocol.coordinator import Coordinator, Event, Phase
-from tidegate.protocol.decision_log import DecisionLog, is_torn
-from tidegate.protocol.recovery import _fall_back
-from tidegate.protocol.retention import _thinned, deletable, retained_after
-from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.protocol.quorum import watermark_of
+from tidegate.sinks.delta.bound import BoundDeltaTable
+from tidegate.sinks.delta.upkeep import Keeper
+from tidegate.sinks.delta.vacuum import unneeded_files
 from tidegate.sinks.function import _Records
 from tidegate.sinks.staging import refuse_put_back
-from tidegate.sinks.upkeep import unneeded_files
 from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.sources import going_on
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import decode_manifest
-from tidegate.testing.simulator.instance import SimulatedInstance
-from tidegate.testing.simulator.leader import SimulatedLeader
-from tidegate.testing.simulator.stage import SimulatedStage
-
-
-def deciding_may_be_aborted(*edits: Edit) -> Switch:
-    def put_back(monkeypatch: pytest.MonkeyPatch) -> None:
-        aborting = {**coordinator.TRANSITIONS, (Phase.DECIDING, Event.ABORT): Phase.ABORTED}
-        monkeypatch.setattr(coordinator, "TRANSITIONS", aborting)
-        rewrite(*edits)(monkeypatch)
-
-    return put_back
-
 
 OWN_DEFECTS: Final = (
     # -- deciding
     Mutant(
-        "a_claim_is_not_read_back",
-        Section.OWN,
-        "a claim counts as won because the record was created, though in a trimmed slot",
-        rewrite(
-            Edit(SimulatedLeader._lead, "proposed = log.opening(", "self._log = log\nproposed = log.opening("),
-            Edit(
-                SimulatedLeader._claim,
-                "yield self._store.claim(proposed)",
-                "if (yield self._store.claim(proposed)):\n"
-                "    return ClaimAnswer.WON, DecisionLog.from_records([*self._log, proposed])",
-            ),
-        ),
-        Simulated("MonotoneIds", 120, scenarios.leaders_asleep),
-    ),
-    Mutant(
-        "a_claim_without_answer_is_lost",
-        Section.OWN,
-        "a claim that failed is taken for one that was not made, though the record was written",
-        deciding_may_be_aborted(
-            Edit(
-                SimulatedLeader._decide,
-                "answer, log = yield from self._claim(proposed)",
-                "try:\n"
-                "    yield self._store.claim(proposed)\n"
-                "except StoreUnavailable:\n"
-                "    reason = AbortReason.QUORUM_FAILED\n"
-                '    self._execute(self._coordinator._abort(checkpoint, reason, "", self._world.now))\n'
-                "    return\n"
-                "answer, log = yield from self._claim(proposed)",
-            )
-        ),
-        Simulated("Protocol", 20, scenarios.answers_lost),
-    ),
-    Mutant(
-        "a_timeout_aborts_what_is_being_decided",
-        Section.OWN,
-        "a checkpoint that is being decided is aborted by its timeout",
-        deciding_may_be_aborted(Edit(Coordinator.on_time, "checkpoint.phase is not Phase.DECIDING and", "")),
-        Simulated("Protocol", 40, scenarios.slow_store),
-    ),
-    Mutant(
-        "checkpoints_are_decided_in_any_order",
-        Section.OWN,
-        "a newer checkpoint is decided before an older one",
-        rewrite(
-            Edit(
-                Coordinator.ready_to_decide,
-                "next(iter(self._active.values()), None)",
-                "next((each for each in self._active.values() if each.phase is Phase.PREPARED), None)",
-            ),
-            Edit(Coordinator.decide, "if oldest != checkpoint_id:", "if False:"),
-        ),
-        Simulated("Protocol", 10, scenarios.many_unaligned),
-    ),
-    Mutant(
-        "sinks_commit_before_the_decision",
-        Section.OWN,
-        "sinks are committed when all have prepared, before the slot is claimed",
-        rewrite(
-            Edit(SimulatedLeader._decide, "self._log.append(proposed)", "pass"),
-            Edit(
-                SimulatedLeader._decide,
-                "self._commits.on_permit(permit_commit(self._log, checkpoint_id, self.generation), self._world.now)",
-                "pass",
-            ),
-            Edit(
-                SimulatedLeader._decide,
-                "answer, log = yield from self._claim(proposed)",
-                "self._log.append(proposed)\n"
-                "self._manifests[checkpoint_id] = manifest\n"
-                "permit = permit_commit(self._log, checkpoint_id, self.generation)\n"
-                "self._commits.on_permit(permit, self._world.now)\n"
-                "self._commit_due()\n"
-                "answer, log = yield from self._claim(proposed)",
-            ),
-        ),
-        Simulated("NoCheckpointLost", 20),
-    ),
-    Mutant(
-        "sinks_that_lag_hold_nothing_back",
-        Section.OWN,
-        "checkpoints are completed without end that no sink has committed",
-        rewrite(Edit(Coordinator._obstacle, "if under_way > most", "if False")),
-        properties.sinks_that_lag_hold_checkpoints_back,
-    ),
-    Mutant(
-        "what_holds_a_checkpoint_back_is_not_seen",
-        Section.OWN,
-        "a checkpoint is begun where what is told of it says that it is held back",
-        rewrite(Edit(Coordinator.held_back, "if obstacle is Obstacle.SINKS_LAG:", "if False:")),
-        properties.sinks_that_lag_hold_checkpoints_back,
-    ),
-    Mutant(
         "a_table_is_not_asked_whether_it_takes_the_rows",
         Section.OWN,
         "a checkpoint is decided that one of the tables then refuses, while another shows it",
-        rewrite(Edit(RunningStage._check, "if part.checked is None and isinstance", "if False and isinstance")),
+        rewrite(Edit(RunningStage.checking_sealed, "if isinstance(sink, CheckingSink):", "if False:")),
         played_properties.what_a_table_would_refuse_is_not_decided,
     ),
-    # -- ids and announcements
-    Mutant(
-        "marks_are_not_checked_against_the_log",
-        Section.OWN,
-        "an id is announced although a newer generation may have missed that it is used",
-        rewrite(Edit(SimulatedLeader._begin, "if log.generation > self.generation:", "if False:")),
-        Simulated("MonotoneIds", 20),
-    ),
-    Mutant(
-        "prepares_overtake_one_another",
-        Section.OWN,
-        "Prepare is announced in the order in which the ids happened to be marked",
-        rewrite(
-            Edit(
-                SimulatedLeader._begin_all,
-                "yield from self._begin(self._begins[0].barrier, self._begins[0].attempt)",
-                "begin = self._begin(self._begins[0].barrier, self._begins[0].attempt)\n"
-                "self._world.spawn(self._process, begin)\n"
-                "yield self._world.sleep(0)",
-            )
-        ),
-        Simulated("MonotoneIds", 60, scenarios.many_at_a_time),
-    ),
-    Mutant(
-        "a_restarted_process_runs_its_stages_again",
-        Section.OWN,
-        "a process that has crashed runs the same stages a second time in one generation",
-        rewrite(Edit(SimulatedInstance.on_start, "or order.incarnation != self.process.incarnation", "")),
-        Simulated("Protocol", 80, scenarios.crashes_unnoticed),
-    ),
     # -- cutting and storing
-    Mutant(
-        "gates_never_close",
-        Section.OWN,
-        "an input that is at its barrier goes on flowing",
-        rewrite(
-            Edit(Aligner.is_open, "return not self._input(name).closed", "return True"),
-            Edit(Aligner.on_segment, "if source.closed or source.ended:", "if source.ended:"),
-        ),
-        Simulated("ConsistentCut", 20),
-    ),
-    Mutant(
-        "an_abort_leaves_gates_closed",
-        Section.OWN,
-        "an input that was closed for a checkpoint stays closed when that is aborted",
-        rewrite(Edit(Aligner._abandon, "self._reopen(actions)", "pass")),
-        Simulated("Liveness", 30),
-    ),
-    Mutant(
-        "a_drained_stage_goes_on",
-        Section.OWN,
-        "a stage takes what comes after the last barrier before a stop",
-        rewrite(Edit(Aligner._cut, "if barrier.is_drain:", "if False:")),
-        properties.nothing_flows_after_a_drain,
-    ),
-    Mutant(
-        "in_flight_bytes_are_not_bounded",
-        Section.OWN,
-        "an unaligned cut pins any amount of data",
-        rewrite(
-            Edit(Aligner._try_cut, "self._unconsumed_bytes > self._config.max_inflight_bytes", "False"),
-            Edit(Aligner._record, "alignment.inflight_bytes > self._config.max_inflight_bytes", "False"),
-        ),
-        Simulated("InFlightAllowed", 60),
-    ),
-    Mutant(
-        "a_sink_is_cut_unaligned",
-        Section.OWN,
-        "a sink is cut before it has all the rows of its checkpoint",
-        rewrite(Edit(Aligner.__init__, "not is_sink and", "")),
-        Simulated("InFlightAllowed", 30),
-    ),
-    Mutant(
-        "an_unaligned_checkpoint_is_called_aligned",
-        Section.OWN,
-        "readers who want one source prefix in all tables are given a checkpoint that has several",
-        rewrite(Edit(SimulatedLeader._decide, "aligned=aligned,\n", "aligned=True,\n")),
-        Simulated("SourcePrefix", 20, scenarios.many_unaligned),
-    ),
-    Mutant(
-        "the_barrier_goes_before_the_output_of_the_cut",
-        Section.OWN,
-        "the barrier is forwarded before the output of the batch that is the cut was appended",
-        rewrite(
-            Edit(
-                SimulatedStage._commit_batch,
-                "self.execute(self.aligner.on_committed(self._batch, positions, self._world.now))",
-                "pass",
-            ),
-            Edit(
-                SimulatedStage._commit_batch,
-                "if output:",
-                "self.execute(self.aligner.on_committed(self._batch, positions, self._world.now))\nif output:",
-            ),
-        ),
-        Simulated("SourcePrefix", 15),
-    ),
-    Mutant(
-        "a_snapshot_builds_on_one_that_was_not_stored",
-        Section.OWN,
-        "the chain of a snapshot names one before it that failed to upload",
-        rewrite(
-            Edit(
-                SimulatedStage._upload,
-                "for _ in range(_UPLOAD_TRIES):",
-                "self._chain = part.chain\nfor _ in range(_UPLOAD_TRIES):",
-            )
-        ),
-        Simulated("NothingNeededDeleted", 20, scenarios.failing_store),
-    ),
-    Mutant(
-        "a_committable_covers_only_its_own_epoch",
-        Section.OWN,
-        "rows staged for a checkpoint that was aborted or not committed are not in the next committable",
-        rewrite(
-            Edit(
-                SimulatedStage._begin_part,
-                "self._uploads.append(part)",
-                "self._uploads.append(part)\nself._staged.clear()",
-            )
-        ),
-        Simulated("ExactlyOnce", 20),
-    ),
     Mutant(
         "a_full_snapshot_stores_nothing_anew",
         Section.OWN,
@@ -291,127 +65,6 @@ OWN_DEFECTS: Final = (
         ),
         played_properties.a_full_snapshot_vouches_for_nothing_that_is_damaged,
     ),
-    # -- deleting
-    Mutant(
-        "only_the_newest_is_spared",
-        Section.OWN,
-        "files are deleted that a checkpoint needs which the log retains",
-        rewrite(
-            Edit(
-                deletable,
-                "needed = in_use.union(*(references[checkpoint_id] for checkpoint_id in log.retained))",
-                "needed = in_use | references[log.retained[-1]]",
-            )
-        ),
-        Simulated("NothingNeededDeleted", 15),
-    ),
-    Mutant(
-        "deleting_by_a_record_in_doubt",
-        Section.OWN,
-        "files are deleted by a record that is not known to be in the log",
-        rewrite(
-            Edit(SimulatedLeader._decide, "self._log.append(proposed)", "pass"),
-            Edit(
-                SimulatedLeader._decide,
-                "answer, log = yield from self._claim(proposed)",
-                "self._log.append(proposed)\n"
-                "self._manifests[checkpoint_id] = manifest\n"
-                "yield from self._clean_up(checkpoint_id)\n"
-                "answer, log = yield from self._claim(proposed)",
-            ),
-        ),
-        Simulated("NothingNeededDeleted", 15),
-    ),
-    Mutant(
-        "files_of_newer_generations_are_deleted",
-        Section.OWN,
-        "a run that was superseded deletes what the run after it has written",
-        rewrite(Edit(deletable, "file.generation <= generation and", "")),
-        Simulated("NothingNeededDeleted", 20, scenarios.leaders_asleep),
-    ),
-    Mutant(
-        "an_idle_checkpoint_pushes_out_others",
-        Section.OWN,
-        "a night in which nothing happens leaves nothing but checkpoints that are all the same",
-        rewrite(Edit(retained_after, "if older and content and older[0].content == content:", "if False:")),
-        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
-    ),
-    Mutant(
-        "no_aligned_checkpoint_is_retained",
-        Section.OWN,
-        "under steady backpressure all retained checkpoints are unaligned, and no two tables can be read alike",
-        rewrite(Edit(retained_after, "if not aligned:", "if False:")),
-        Simulated("NoCheckpointLost", 20, scenarios.many_unaligned),
-    ),
-    Mutant(
-        "a_clock_that_jumps_deletes",
-        Section.OWN,
-        "a clock that jumps makes all checkpoints but one look old, and they are deleted",
-        rewrite(
-            Edit(
-                retained_after,
-                "kept = older[: config.max_retained - 1]",
-                "kept = [each for each in older[: config.max_retained - 1] if at_ms - each.at_ms < config.retain_ms]",
-            )
-        ),
-        Simulated("NoCheckpointLost", 10, scenarios.soon_idle),
-    ),
-    Mutant(
-        "a_record_far_back_is_trimmed_with_the_log",
-        Section.OWN,
-        "the record of a retained checkpoint is deleted, because the log no longer reaches back to it",
-        rewrite(
-            Edit(
-                DecisionLog.has_dropped,
-                " and all(record.slot != slot for record in self._completed.values())",
-                "",
-            )
-        ),
-        Simulated("Protocol", 10, scenarios.soon_idle),
-    ),
-    Mutant(
-        "nothing_is_thinned_out",
-        Section.OWN,
-        "every checkpoint of the time is retained, and each record names thousands of them",
-        rewrite(
-            Edit(_thinned, "record.at_ms * PARTS // retain_ms", "record.checkpoint_id"),
-            Edit(_thinned, "[: PARTS + 1]", ""),
-        ),
-        properties.what_is_retained_by_time_has_a_bound,
-    ),
-    Mutant(
-        "a_clock_that_jumps_lets_what_is_retained_grow",
-        Section.OWN,
-        "what a clock that was ahead has dated is retained without bound",
-        rewrite(Edit(_thinned, "[: PARTS + 1]", "")),
-        properties.what_is_retained_by_time_has_a_bound,
-    ),
-    # -- recovering
-    Mutant(
-        "the_log_is_read_before_the_sinks",
-        Section.OWN,
-        "a sink that an old leader committed meanwhile looks as if it were ahead of the log",
-        rewrite(
-            Edit(
-                SimulatedLeader._lead,
-                "sinks = yield from self._read_sinks()",
-                "earlier = yield from self._read_log()",
-            ),
-            Edit(
-                SimulatedLeader._lead,
-                "log = yield from self._read_log()",
-                "log, sinks = earlier, (yield from self._read_sinks())",
-            ),
-        ),
-        Simulated("NoCheckpointLost", 80, scenarios.many_elections),
-    ),
-    Mutant(
-        "falling_back_without_a_fence",
-        Section.OWN,
-        "an old leader's commit of the skipped checkpoint arrives after the fall back",
-        rewrite(Edit(_fall_back, "if any(record.fence < fence for record in facts.sinks.values()):", "if False:")),
-        properties.no_fall_back_before_the_sinks_are_fenced,
-    ),
     # -- backpressure
     Mutant(
         "a_writer_goes_on_at_once",
@@ -430,7 +83,7 @@ OWN_DEFECTS: Final = (
         "a_stage_reads_on_whoever_is_behind",
         Section.OWN,
         "a stage whose readers are too far behind gets more to read, so its output grows without bound",
-        rewrite(Edit(RunningStage.poll, "if not self.is_held_back:", "if True:")),
+        rewrite(Edit(RunningStage.flush, "if not self.is_held_back:", "if True:")),
         played_properties.a_stage_that_is_held_back_gets_nothing_more_to_read,
     ),
     Mutant(
@@ -444,14 +97,14 @@ OWN_DEFECTS: Final = (
         "a_late_table_holds_nothing_back_while_a_checkpoint_is_stored",
         Section.OWN,
         "a sink reads on without bound while its part of a checkpoint waits for its table",
-        rewrite(Edit(Generation._look_at_tables, "not stage.has_cut(checkpoint.checkpoint_id)", "True")),
+        rewrite(Edit(Generation._look_at_tables, "not stage.checkpoints.has_cut(each.checkpoint_id)", "True")),
         played_properties.a_sink_whose_table_is_late_waits_behind_a_barrier,
     ),
     Mutant(
         "abandoned_attempts_are_never_looked_at",
         Section.OWN,
         "what a source leaves behind at each pause stays for as long as the generation lives",
-        rewrite(Edit(RunningStage.take_abandoned, "< self._live_attempt:", "< 0:")),
+        rewrite(Edit(CleaningPlan._left_by, "< attempts.before:", "< 0:")),
         played_properties.what_is_written_late_into_an_abandoned_attempt_is_removed,
     ),
     Mutant(
@@ -463,7 +116,7 @@ OWN_DEFECTS: Final = (
             Edit(
                 PausableSource._rebuild_and_start,
                 "return self._start(*self._folders)",
-                "return self._start(self._stage.checkpoint, self._stage.output)",
+                "return self._start(self._stage.progress.checkpoint, self._stage.output_folder)",
             ),
         ),
         played_properties.an_interrupted_batch_is_left_behind_by_a_pause,
@@ -473,21 +126,21 @@ OWN_DEFECTS: Final = (
         "what_a_table_shows_is_not_remembered",
         Section.OWN,
         "a checkpoint without rows goes on from any state of a table: one that was put back keeps a hole",
-        rewrite(Edit(RunningStage.on_visible, "self._shown_through = max([", "max([")),
+        rewrite(Edit(StagedOutput.on_visible, "self._shown_through = max([", "max([")),
         played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
     ),
     Mutant(
         "a_restored_run_forgets_what_a_table_shows",
         Section.OWN,
         "after a restart a checkpoint without rows goes on from any state of a table",
-        rewrite(Edit(RunningStage.__init__, "self._shown_through = restored.shown_through", "pass")),
+        rewrite(Edit(StagedOutput.__init__, "self._shown_through = sealed.shown_through", "self._shown_through = -1")),
         played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
     ),
     Mutant(
         "a_checkpoint_counts_its_own_rows_as_shown",
         Section.OWN,
         "a checkpoint whose rows are yet to be committed refuses the table that they are for",
-        rewrite(Edit(RunningStage.sealed, "self._shown_through)", "self.batch)")),
+        rewrite(Edit(StagedOutput.sealed, "self._shown_through)", "through_batch)")),
         played_properties.a_checkpoint_goes_on_after_what_its_table_was_seen_to_show,
     ),
     Mutant(
@@ -518,8 +171,8 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "a second root claims a table that has an owner",
         rewrite(
-            Edit(BoundDeltaTable.claim, "self._check_root(table)", "pass"),
-            Edit(BoundDeltaTable.claim, 'self._record(table, "root") or ', ""),
+            Edit(BoundDeltaTable.claim, "self._log.check_root(table)", "pass"),
+            Edit(BoundDeltaTable.claim, 'self._log.recorded(table, "root") or ', ""),
         ),
         table_properties.a_table_is_of_one_root,
     ),
@@ -528,8 +181,10 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "of two roots that claim a table at once both believe to have it",
         rewrite(
-            Edit(BoundDeltaTable.claim, 'self._record(table, "root") or self._transact', "self._transact"),
-            Edit(BoundDeltaTable.claim, "self._check_root(table)", "pass"),
+            Edit(
+                BoundDeltaTable.claim, 'self._log.recorded(table, "root") or self._log.transact', "self._log.transact"
+            ),
+            Edit(BoundDeltaTable.claim, "self._log.check_root(table)", "pass"),
         ),
         table_properties.of_two_that_claim_a_table_one_wins,
     ),
@@ -537,22 +192,56 @@ OWN_DEFECTS: Final = (
         "a_table_is_owned_only_at_start",
         Section.OWN,
         "a run goes on committing to a table that another root has claimed since",
-        rewrite(Edit(BoundDeltaTable._commit, "self._check_root(table)", "pass")),
+        rewrite(Edit(BoundDeltaTable._commit, "self._log.check_root(table)", "pass")),
         table_properties.a_table_is_of_one_root,
     ),
     Mutant(
         "a_table_that_refuses_rows_is_no_reason_to_give_up",
         Section.OWN,
         "a run whose table never takes an epoch restarts for ever: checkpoints are completed meanwhile",
-        rewrite(Edit(Generation.__init__, "self._is_base_shown = base is None", "self._is_base_shown = True")),
+        rewrite(Edit(Generation.__init__, "self._is_base_shown = ground.base is None", "self._is_base_shown = True")),
         played_properties.a_run_comes_no_further_while_a_table_refuses_what_it_started_from,
     ),
     Mutant(
         "a_run_that_finds_its_disk_full_leaves_no_word",
         Section.OWN,
         "a status that cannot be written whole is not written at all: the run seems to have been killed",
-        rewrite(Edit(Remote._write, "self._write_in_short(status, error)", "pass")),
-        played_properties.a_run_that_cannot_write_its_status_still_says_how_it_ended,
+        rewrite(Edit(StatusFiles.write, "self._write_in_short(status, error)", "pass")),
+        control_properties.a_run_that_cannot_write_its_status_still_says_how_it_ended,
+    ),
+    Mutant(
+        "a_status_is_written_by_the_control_thread",
+        Section.OWN,
+        "a store that stands still holds up batches and barriers",
+        rewrite(Edit(Desk.say, "self._said = status", "self._status_files.write(status)")),
+        control_properties.the_control_thread_does_not_wait_for_the_store,
+    ),
+    Mutant(
+        "a_run_takes_up_what_was_asked_of_one_before_it",
+        Section.OWN,
+        "a run that was started again after a kill stops, because the one before it was asked to",
+        rewrite(Edit(Desk._forget_older, "self._files.delete(", "list(")),
+        control_properties.a_request_that_is_older_than_the_run_is_not_for_it,
+    ),
+    Mutant(
+        "a_request_is_made_to_whoever_runs",
+        Section.OWN,
+        "what a run has died upon is asked of the next one too",
+        rewrite(Edit(Asked._make, 'not in (self.process, "")', "is None")),
+        control_properties.a_request_is_not_made_again_to_another_run,
+    ),
+    Mutant(
+        "a_request_survives_the_generation_that_it_killed",
+        Section.OWN,
+        "one request for a checkpoint fails every generation, until the run gives up",
+        rewrite(
+            Edit(
+                Remote._answer_void,
+                'self._answer(names, Answer("failed", why))',
+                "self._waiting += [(name, TakeCheckpoint()) for name in names]",
+            )
+        ),
+        control_properties.a_checkpoint_that_a_generation_died_upon_is_not_begun_in_the_next,
     ),
     Mutant(
         "what_the_next_run_does_is_foretold_by_the_log_alone",
@@ -579,7 +268,7 @@ OWN_DEFECTS: Final = (
         "a_query_that_was_stopped_counts_as_done",
         Section.OWN,
         "checkpoints go on, though the input of a stage is never read again",
-        rewrite(Edit(RunningStage.check_query, "not self.may_end or", "")),
+        rewrite(Edit(Progress.check, "not self.may_end or", "")),
         played_properties.a_query_that_was_stopped_has_failed_its_stage,
     ),
     Mutant(
@@ -628,17 +317,48 @@ OWN_DEFECTS: Final = (
     ),
     # -- what is told
     Mutant(
+        "a_stage_without_a_watermark_yet_counts_as_infinity",
+        Section.OWN,
+        "the pipeline's watermark runs ahead of a stage that has seen no row with a time yet",
+        rewrite(Edit(watermark_of, "if len(known) == len(own) else None", "")),
+        played_properties.the_pipelines_watermark_is_held_back_by_those_with_event_time,
+    ),
+    Mutant(
+        "a_stage_without_event_time_holds_the_watermark_back",
+        Section.OWN,
+        "the pipeline has no watermark, because one of its stages never will",
+        rewrite(Edit(watermark_of, "if stage.has_event_time", "")),
+        played_properties.the_pipelines_watermark_is_held_back_by_those_with_event_time,
+    ),
+    Mutant(
+        "every_cut_is_called_aligned",
+        Section.OWN,
+        "nobody can tell why a checkpoint is unaligned",
+        rewrite(Edit(StageCheckpoints._report, "cause=cut.cause", "cause=type(cut.cause).ALIGNED")),
+        played_properties.why_a_stage_was_cut_unaligned_is_told_by_its_manifest,
+    ),
+    Mutant(
+        "that_the_bound_was_passed_is_forgotten_at_the_cut",
+        Section.OWN,
+        "a stage that kept aligning because too much was in flight seems to have been slow",
+        rewrite(Edit(Aligner._cut, "alignment_ms, alignment.said_over_bound)", "alignment_ms)")),
+        played_properties.that_a_stage_keeps_aligning_over_the_bound_is_told,
+    ),
+    Mutant(
         "the_moment_of_a_trigger_is_taken_at_every_look",
         Section.OWN,
         "one checkpoint was begun at two times, by its manifest and by the run",
-        rewrite(Edit(Generation.triggered_at, "return self._triggered_at[checkpoint_id]", "return now()")),
+        rewrite(
+            Edit(Leading.triggered_at, "if checkpoint_id not in self._triggered_at:", "if True:"),
+            Edit(Leading.triggered_at, "self._clock.utc() - ago", "self._clock.utc()"),
+        ),
         played_properties.a_checkpoint_is_told_as_its_manifest_has_it,
     ),
     Mutant(
         "stages_are_told_as_they_are_after_an_abort",
         Section.OWN,
         "of a checkpoint that was aborted nobody can tell which stage it waited for",
-        rewrite(Edit(Generation._abort, "self._parts_when_aborted.setdefault(", "dict().setdefault(")),
+        rewrite(Edit(Generation.on_aborted, "self._parts_when_aborted[checkpoint_id] = parts", "pass")),
         played_properties.an_aborted_checkpoint_tells_how_far_each_stage_had_come,
     ),
     Mutant(
@@ -665,7 +385,7 @@ OWN_DEFECTS: Final = (
         "what_was_staged_stays_where_its_table_was",
         Section.OWN,
         "rows that a checkpoint has sealed are sought where the table was before it was moved",
-        rewrite(Edit(_moved, "if not path.is_relative_to(then.address):", "if True:")),
+        rewrite(Edit(_moved, "if not file.path.startswith(", "if True or not file.path.startswith(")),
         played_properties.what_was_staged_moves_with_its_table,
     ),
     Mutant(
@@ -687,7 +407,7 @@ OWN_DEFECTS: Final = (
         "vacuum_does_not_ask_what_is_retained",
         Section.OWN,
         "files are deleted by their age alone, though a retained checkpoint is read by them",
-        rewrite(Edit(BoundDeltaTable._vacuum, "versions_of(self.path, self.place.stage, retained())", "[]")),
+        rewrite(Edit(Keeper._vacuum, "versions_of(self._sink.path, self._place.stage, retained())", "[]")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     Mutant(
@@ -701,14 +421,14 @@ OWN_DEFECTS: Final = (
         "upkeep_does_not_look_whether_files_are_still_shown",
         Section.OWN,
         "what was made of some files is added though another writer has replaced them meanwhile",
-        rewrite(Edit(BoundDeltaTable._replace, "active.issuperset(file.path for file in each.files)", "True")),
+        rewrite(Edit(Keeper._replace, "active.issuperset(file.path for file in each.files)", "True")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     Mutant(
         "upkeep_unlinks_what_seems_to_have_failed",
         Section.OWN,
         "a transaction is made and its answer lost, and the files that it has added are deleted",
-        rewrite(Edit(BoundDeltaTable._unlink, "if path not in shown:", "if True:")),
+        rewrite(Edit(Keeper._unlink, "if path not in shown:", "if True:")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources
@@ -746,25 +466,5 @@ OWN_DEFECTS: Final = (
         "a run restarts again and again for rows that are gone from its source",
         rewrite(Edit(failure_of, "if _LOSS.search(said) is None:", "if True:")),
         properties.what_a_source_has_lost_is_not_tried_again,
-    ),
-    Mutant(
-        "a_torn_slot_is_claimed",
-        Section.OWN,
-        "the record behind a torn one is claimed where that one lies, for ever in vain",
-        rewrite(
-            Edit(
-                DecisionLog.opening,
-                "self.next_slot, claimant, self.next_generation, base, self.retained, self.first_slot, self._undecided",
-                "self._end + 1, claimant, self.generation + 1, base, self.retained, self.first_slot",
-            )
-        ),
-        Simulated("Liveness", 3, scenarios.power_lost),
-    ),
-    Mutant(
-        "what_cannot_be_understood_was_never_decided",
-        Section.OWN,
-        "a record that a newer version has written is taken for one that was torn, and decided anew",
-        rewrite(Edit(is_torn, "msgspec.json.decode(data)", "_decoder.decode(data)")),
-        properties.a_record_that_is_whole_was_decided,
     ),
 )

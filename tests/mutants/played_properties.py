@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +16,13 @@ import msgspec
 from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, played
 from tests.storage.test_manifest import naming
-from tidegate.engine.control import Remote, look
 from tidegate.engine.options import Bounds
 from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of
 from tidegate.engine.tables import goes_on_from_rows, with_staged_in
 from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
-from tidegate.protocol.coordinator import AbortReason
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
 from tidegate.protocol.messages import Flag, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import decode_committable
@@ -31,9 +31,7 @@ from tidegate.spark.gate import Gate
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
-from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
-from tidegate.storage.paths import RootPaths
 
 _BOUND = 4
 _ROUNDS = 500
@@ -76,11 +74,11 @@ def a_stage_that_is_held_back_gets_nothing_more_to_read() -> None:
             pipeline.played["middle"].run_batch(path)
         pipeline.generation.poll()
         assert middle.is_held_back
-        before = middle.gates["rows"].files.names_in(METADATA)
+        before = middle.inputs.gates["rows"].files.names_in(METADATA)
         run_ahead(pipeline, 3)
         pipeline.generation.poll()
         pipeline.generation.poll()
-        assert middle.gates["rows"].files.names_in(METADATA) == before
+        assert middle.inputs.gates["rows"].files.names_in(METADATA) == before
 
 
 def a_barrier_passes_a_sink_whose_table_is_late() -> None:
@@ -118,7 +116,9 @@ def a_sink_whose_table_is_late_waits_behind_a_barrier() -> None:
             pipeline.one_batch_each()
         table.may_check.clear()
         second = generation.trigger()
-        comes_true(pipeline, lambda: generation.stages["table"].has_cut(second), "the sink has passed the barrier")
+        comes_true(
+            pipeline, lambda: generation.stages["table"].checkpoints.has_cut(second), "the sink has passed the barrier"
+        )
         generation.poll()
         assert generation.stages["table"].is_held_back
         table.may_check.set()
@@ -129,7 +129,7 @@ def a_sink_whose_table_is_late_waits_behind_a_barrier() -> None:
 def pause_once(pipeline: PlayedPipeline) -> list[tuple[Files, Files]]:
     """The source is paused, in a batch that is in the sink's log and not committed, and goes on. Returns where."""
     generation, rows = pipeline.generation, pipeline.generation.stages["rows"]
-    first = pipeline.played["rows"]
+    first, progress = pipeline.played["rows"], rows.progress
     started: list[tuple[Files, Files]] = []
 
     def start(checkpoint: Files, output: Files) -> Any:
@@ -139,15 +139,15 @@ def pause_once(pipeline: PlayedPipeline) -> list[tuple[Files, Files]]:
     def query() -> Any:
         return SimpleNamespace(isActive=True, stop=lambda: None, exception=lambda: None)
 
-    rows.query = query()
+    progress.query = query()
     generation.may_pause("rows", start)
     segments = run_ahead(pipeline, _BOUND + 1)
-    write_log(rows.checkpoint, f"offsets/{first.batches}", ["{}"])
-    write_log(rows.output, f"{METADATA}/{first.batches}", [])
-    comes_true(pipeline, lambda: rows.query is None, "the source is paused")
+    write_log(progress.checkpoint, f"offsets/{first.batches}", ["{}"])
+    write_log(rows.output_folder, f"{METADATA}/{first.batches}", [])
+    comes_true(pipeline, lambda: progress.query is None, "the source is paused")
     for path in segments:
         pipeline.played["middle"].run_batch(path)
-    comes_true(pipeline, lambda: rows.query is not None, "the source goes on")
+    comes_true(pipeline, lambda: progress.query is not None, "the source goes on")
     return started
 
 
@@ -163,7 +163,8 @@ def an_interrupted_batch_is_left_behind_by_a_pause() -> None:
         assert set(checkpoint.names_in("offsets")) == {str(number - 2), str(number - 1)}
         assert checkpoint.exists(f"commits/{number - 1}")
         assert output.names_in(METADATA) == [str(number - 1)]
-        assert (rows.checkpoint.location(), rows.output.location()) == (checkpoint.location(), output.location())
+        assert rows.progress.checkpoint.location() == checkpoint.location()
+        assert rows.output_folder.location() == output.location()
 
 
 def what_is_written_late_into_an_abandoned_attempt_is_removed() -> None:
@@ -203,9 +204,8 @@ def a_checkpoint_goes_on_after_what_its_table_was_seen_to_show() -> None:
 
 
 def a_run_comes_no_further_while_a_table_refuses_what_it_started_from() -> None:
-    with tempfile.TemporaryDirectory() as folder, played(Path(folder), after_batches=5) as pipeline:
+    with plain(after_batches=5, may_commit=False) as pipeline:
         generation = pipeline.generation
-        pipeline.table.may_commit.clear()
         pipeline.one_batch_each()
         checkpoint_id = generation.trigger()
         comes_true(pipeline, lambda: generation.completed(checkpoint_id), "the checkpoint is complete")
@@ -217,7 +217,7 @@ def a_run_comes_no_further_while_a_table_refuses_what_it_started_from() -> None:
 def a_query_that_was_stopped_has_failed_its_stage() -> None:
     with bounded() as pipeline:
         query: Any = SimpleNamespace(isActive=False, exception=lambda: None, stop=lambda: None)
-        pipeline.generation.stages["middle"].query = query
+        pipeline.generation.stages["middle"].progress.query = query
         refused(StageFailed, pipeline.generation.check_queries)
 
 
@@ -227,17 +227,6 @@ def an_input_that_has_delivered_nothing_can_be_nudged() -> None:
             Gate(Folder(folder).at("gate", durable=False), Folder(folder), 0).nudge(SegmentFile("nothing.parquet", 1))
         except ValueError as error:
             raise AssertionError("a stage that reads it can never be restored") from error
-
-
-def a_run_that_cannot_write_its_status_still_says_how_it_ended() -> None:
-    with tempfile.TemporaryDirectory(prefix="tidegate-played-") as folder:
-        paths = RootPaths(Path(folder))
-        with RootLock(paths.lock) as lock, Remote(paths, "flat", lock) as remote:
-            (paths.root / f".status.json.{os.getpid()}.tmp").mkdir()  # as on a disk that is full
-            remote.ended_because = "it was told to stop"
-        said = look(paths)[1]
-        assert said is not None
-        assert said.state == "finished"
 
 
 def what_the_next_run_will_skip_is_not_said_to_be_gone_on_from() -> None:
@@ -284,11 +273,11 @@ def an_aborted_checkpoint_tells_how_far_each_stage_had_come() -> None:
     with plain() as pipeline:
         generation = pipeline.generation
         pipeline.played["rows"].run_batch()  # which nobody reads
-        checkpoint_id = generation.trigger()
+        generation.trigger()
         (checkpoint,) = generation.coordinator.active
         comes_true(pipeline, lambda: "rows" in checkpoint.reports, "the source has reported")
         before = status_of(generation, checkpoint).stages
-        generation._stop_preparing(checkpoint_id, AbortReason.CANCELLED, "for a test")
+        generation.cancel()
         for _ in range(3):
             generation.poll()
         assert status_of(generation, checkpoint).stages == before
@@ -296,11 +285,12 @@ def an_aborted_checkpoint_tells_how_far_each_stage_had_come() -> None:
 
 
 def what_was_decided_before_a_restart_is_complete_once_tables_show_it() -> None:
-    with plain(after_batches=3) as pipeline:
+    with plain(after_batches=3, may_commit=False) as pipeline:
         generation, observer = pipeline.generation, Observer("flat")
         observer.status = msgspec.structs.replace(observer.status, generation=generation.generation - 1)
         observer._ended = (CheckpointStatus(checkpoint="ckpt-000003", state="committing", generation=1, epoch=3),)
         assert [each.state for each in observer.observe(generation).checkpoints] == ["committing"]
+        pipeline.table.may_commit.set()
         comes_true(pipeline, lambda: generation.shown_base == 3, "tables show what it started from")
         assert [each.state for each in observer.observe(generation).checkpoints] == ["complete"]
 
@@ -340,3 +330,71 @@ def a_full_snapshot_vouches_for_nothing_that_is_damaged() -> None:
         again = pipeline.generation.trigger(Flag.FULL_SNAPSHOT)
         comes_true(pipeline, lambda: not pipeline.generation.is_under_way(again), "the next one has ended")
         assert not pipeline.generation.completed(again)
+
+
+def the_pipelines_watermark_is_held_back_by_those_with_event_time() -> None:
+    with plain(with_event_time=["middle", "table"]) as pipeline:
+        pipeline.played["middle"].watermark_ms = 5_000
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        assert pipeline.newest().min_watermark_ms is None, "the sink has seen no row with a time yet"
+        pipeline.played["table"].watermark_ms = 3_000
+        pipeline.one_batch_each()
+        pipeline.checkpoint()
+        assert pipeline.newest().min_watermark_ms == 3_000
+        assert Observer("flat").observe(pipeline.generation).min_watermark_ms == 3_000
+
+
+@contextmanager
+def backlogged(
+    unaligned: UnalignedMode, max_inflight_bytes: int = 1 << 30, with_event_time: Collection[str] = ()
+) -> Iterator[tuple[PlayedPipeline, Path]]:
+    """The stage in the middle has a segment to consume, and is cut unaligned as soon as it may be."""
+    config = CheckpointConfig(
+        interval_ms=3_600_000, alignment=AlignmentConfig(unaligned, timeout_ms=0, max_inflight_bytes=max_inflight_bytes)
+    )
+    with plain(config=config, with_event_time=with_event_time) as pipeline:
+        pipeline.one_batch_each()
+        (path,) = run_ahead(pipeline, 1)
+        pipeline.generation.poll()
+        yield pipeline, path
+
+
+def why_a_stage_was_cut_unaligned_is_told_by_its_manifest() -> None:
+    modes: list[tuple[UnalignedMode, Flag, CutCause, str]] = [
+        ("on_timeout", Flag.NONE, CutCause.TIMEOUT, "unaligned (timeout at middle)"),
+        ("on_timeout", Flag.UNALIGNED, CutCause.FORCED, "unaligned (as asked for)"),
+        ("always", Flag.NONE, CutCause.ALWAYS, "unaligned (no stage waits)"),
+    ]
+    for unaligned, flag, cause, said in modes:
+        with backlogged(unaligned) as (pipeline, path):
+            pipeline.generation.trigger(flag)
+            comes_true(pipeline, lambda: pipeline.generation.is_settled, "the checkpoint is complete")
+            manifest = pipeline.newest()
+            assert manifest.stages["middle"].cause is cause
+            assert manifest.in_flight_bytes == path.stat().st_size
+            assert status_in(manifest).alignment == said
+            told = status_of(pipeline.generation, pipeline.generation.coordinator.history[-1])
+            assert told == status_in(manifest)
+
+
+def that_a_stage_keeps_aligning_over_the_bound_is_told() -> None:
+    with backlogged("on_timeout", max_inflight_bytes=0) as (pipeline, path):
+        generation = pipeline.generation
+        generation.trigger()
+        (checkpoint,) = generation.coordinator.active
+        told = partial(status_of, generation, checkpoint)
+        comes_true(
+            pipeline, lambda: bool(told().stages["middle"].over_bound), "it is told that the stage keeps aligning"
+        )
+        part = told().stages["middle"]
+        assert (part.progress, part.cut_because) == ("catching_up", None)
+        assert part.in_flight_bytes == path.stat().st_size
+        assert part.alignment_ms is not None
+        written = pipeline.played["middle"].run_batch(path)
+        generation.poll()
+        pipeline.played["table"].run_batch(written)
+        comes_true(pipeline, lambda: generation.is_settled, "the checkpoint is complete")
+        assert pipeline.newest().stages["middle"].over_bound
+        assert status_in(pipeline.newest()).stages["middle"].over_bound
+        assert pipeline.newest().aligned

@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import msgspec
+
 import tidegate as tg
 from tests.mutants.scenarios import quiet
 from tests.protocol.logs import complete, log_with
@@ -42,7 +44,7 @@ from tidegate.protocol.quorum import (
 from tidegate.protocol.recovery import Facts, FenceSinks, Restore, SinkFacts, recover
 from tidegate.protocol.retention import PARTS
 from tidegate.spark.causes import failure_of
-from tidegate.spark.filelog import METADATA
+from tidegate.spark.filelog import METADATA, SinkLogEntry
 from tidegate.spark.gate import Gate
 from tidegate.spark.sources import going_on
 from tidegate.storage.folder import Folder
@@ -122,8 +124,8 @@ def every_input_is_waited_for_however_many() -> None:
 
 
 def a_forced_cut_is_not_called_a_timeout() -> None:
-    stage = aligner("left", "silent", config=AlignmentConfig(unaligned="always"))
-    assert [cut.cause for cut in cuts(stage.on_barrier("left", FIRST, 0))] == [CutCause.FORCED]
+    stage = aligner("left", "silent", config=AlignmentConfig(unaligned="on_timeout", timeout_ms=50))
+    assert [cut.cause for cut in cuts(stage.on_barrier("left", FIRST.as_unaligned(), 0))] == [CutCause.FORCED]
 
 
 def nothing_flows_after_a_drain() -> None:
@@ -265,9 +267,11 @@ def the_last_ack_decides_at_once() -> None:
     cluster.start()
     for now_ms in range(1_000):
         cluster.world.run(now_ms)
-        leader = cluster._leader
-        if leader is not None and leader.is_open:
-            assert leader._coordinator.ready_to_decide() is None, f"one waits at {now_ms} ms"
+        leader = None if cluster._leader is None else cluster._leader.leader
+        ready = None if leader is None else leader.coordinator.ready_to_decide()
+        if leader is not None and ready is not None:
+            quorum = leader._quorums[ready.checkpoint_id]
+            assert not isinstance(quorum.on_time(now_ms), Reached), f"one waits at {now_ms} ms"
     assert cluster.checkers.completions
 
 
@@ -313,6 +317,19 @@ def a_batch_that_must_keep_order_sees_one_segment() -> None:
             gate.flush()
         shown = [line for log in gate.files.list(METADATA) for line in (gate.files.read(log) or b"").splitlines()[1:]]
         assert len(shown) == 1, "rows of several segments have no order in a batch"
+
+
+def segments_are_seen_in_the_order_of_their_channel() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        gate = Gate(Folder(folder).at("gate", durable=False), Folder(folder), 0)
+        names = [f"{sequence:02}.parquet" for sequence in range(1, 21)]
+        for sequence, name in enumerate(names, start=1):
+            gate.release(Segment(sequence, sequence, (SegmentFile(name, 10),)))
+            gate.flush()
+        lines = [line for log in gate.files.list(METADATA) for line in (gate.files.read(log) or b"").splitlines()[1:]]
+        entries = {msgspec.json.decode(line, type=SinkLogEntry) for line in lines}
+        seen = sorted(entries, key=lambda entry: entry.modification_time)
+        assert [entry.path.rpartition("/")[2] for entry in seen] == names
 
 
 def stages_in_order(newest_by: Sequence[str] = ()) -> frozenset[str]:

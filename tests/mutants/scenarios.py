@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
-from tidegate.testing.simulator import Dag, DagBuilder, Scenario, random_scenario
+from tidegate.testing.simulator import Dag, DagBuilder, Mishaps, Scenario, random_scenario
 from tidegate.testing.simulator.world import Faults
-
-_NOTHING_HAPPENS: Final[dict[str, Any]] = dict.fromkeys(
-    ("crashes", "pauses", "spurious_elections", "drains", "damages", "power_losses"), 0
-)
 
 
 def _varied(seed: int, dag: Dag | None = None, *, config: dict[str, Any], **changes: Any) -> Scenario:
@@ -33,14 +29,15 @@ def quiet(seed: int) -> Scenario:
         rows={"source": 250},
         instances=1,
         faults=Faults(),
-        **_NOTHING_HAPPENS,
+        mishaps=Mishaps(),
     )
 
 
 def soon_idle(seed: int) -> Scenario:
-    """The rows are consumed soon, and checkpoints go on, by clocks that jump."""
+    """A row comes now and then, and checkpoints go on, by clocks that jump."""
     scenario = quiet(seed)
-    return replace(scenario, config=replace(scenario.config, interval_ms=30, max_retained=3, retain_ms=300))
+    config = replace(scenario.config, interval_ms=30, max_retained=3, retain_ms=300)
+    return replace(scenario, config=config, rows={"source": 12})
 
 
 def many_unaligned(seed: int) -> Scenario:
@@ -72,17 +69,35 @@ def failing_store(seed: int) -> Scenario:
 
 def many_elections(seed: int) -> Scenario:
     """An old leader goes on deciding and committing while a new one recovers."""
-    return _varied(seed, config={}, spurious_elections=20, crashes=0, pauses=0, instances=3)
+    return _varied(seed, config={}, mishaps=Mishaps(spurious_elections=20), instances=3)
+
+
+def slow_recovery(seed: int) -> Scenario:
+    """An old leader goes on deciding and committing while a new one waits for the store."""
+    config = {"interval_ms": 10, "min_pause_ms": 0}
+    mishaps = Mishaps(spurious_elections=10)
+    return _varied(seed, _source_and_sink(), config=config, mishaps=mishaps, faults=Faults(store_is_slow=0.2))
+
+
+def messages_lost(seed: int) -> Scenario:
+    """Reports arrive, and the acks behind them do not."""
+    return _varied(seed, config={}, mishaps=Mishaps(), instances=3, faults=Faults(lose_message=0.4))
+
+
+def opened_at_once(seed: int) -> Scenario:
+    """Many want to open the first generation."""
+    mishaps = Mishaps(spurious_elections=20)
+    return _varied(seed, config={}, mishaps=mishaps, instances=3, faults=Faults(store_is_slow=0.6), fault_phase_ms=400)
 
 
 def only_checkpoint_damaged(seed: int) -> Scenario:
     """One checkpoint is retained, and a file of it is lost."""
-    return _varied(seed, config={"max_retained": 1}, damages=1)
+    return _varied(seed, config={"max_retained": 1}, mishaps=Mishaps(damages=1))
 
 
 def power_lost(seed: int) -> Scenario:
     """Everything goes down three times, while a record is being written."""
-    return _varied(seed, config={}, power_losses=3)
+    return _varied(seed, config={}, mishaps=Mishaps(power_losses=3))
 
 
 def crashes_unnoticed(seed: int) -> Scenario:
@@ -93,7 +108,7 @@ def crashes_unnoticed(seed: int) -> Scenario:
         instances=3,
         fault_phase_ms=4_000,
         faults=Faults(lose_message=0.75),
-        **{**_NOTHING_HAPPENS, "crashes": 15},
+        mishaps=Mishaps(crashes=15),
     )
 
 
@@ -108,5 +123,10 @@ def leaders_asleep(seed: int) -> Scenario:
         instances=4,
         fault_phase_ms=8_000,
         faults=Faults(store_is_slow=0.04),
-        **{**_NOTHING_HAPPENS, "spurious_elections": 40},
+        mishaps=Mishaps(spurious_elections=40),
     )
+
+
+def drained(seed: int) -> Scenario:
+    """Somebody stops the pipeline, now and then in vain."""
+    return _varied(seed, config={}, mishaps=Mishaps(drains=3))

@@ -7,13 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.mutants.files_mutants import FILES_DEFECTS
+from tests.mutants.flow_mutants import FLOW_DEFECTS
 from tests.mutants.mutants import SEED_DEFECTS
-from tests.mutants.mutation import Mutant, Property, Section, Simulated, first_seed_caught
+from tests.mutants.mutation import Edit, Mutant, Property, Section, Simulated, first_seed_caught, rewrite
 from tests.mutants.own_mutants import OWN_DEFECTS
 from tidegate.testing.simulator import Scenario, checkers, random_scenario, simulate
 from tidegate.testing.simulator.cluster import Cluster
+from tidegate.testing.simulator.query import SimulatedQuery
 
-MUTANTS = (*SEED_DEFECTS, *OWN_DEFECTS)
+MUTANTS = (*SEED_DEFECTS, *FLOW_DEFECTS, *OWN_DEFECTS, *FILES_DEFECTS)
 BY_SIMULATOR = [mutant.caught_by for mutant in MUTANTS if isinstance(mutant.caught_by, Simulated)]
 BY_PROPERTY = [mutant.caught_by for mutant in MUTANTS if not isinstance(mutant.caught_by, Simulated)]
 
@@ -47,10 +50,15 @@ def test_every_scenario_passes_without_a_mutant(scenario: Callable[[int], Scenar
         assert simulate(seed, scenario(seed)).failure is None
 
 
+def test_no_mutant_edits_what_is_only_played() -> None:
+    with pytest.raises(AssertionError, match="does not run a pipeline"):
+        rewrite(Edit(SimulatedQuery.begin, "channel", "nothing"))
+
+
 def test_every_checker_catches_a_mutant() -> None:
     installed = vars(Cluster(random_scenario(0), 0).checkers).values()
     names = {type(checker).__name__ for checker in installed if type(checker).__module__ == checkers.__name__}
-    names |= {"DecisionLog", "Liveness", "Protocol"}  # verdicts that need no class of their own
+    names |= {"DecisionLog", "Liveness", "Patience", "Protocol"}  # verdicts that need no class of their own
     assert names == {by.checker for by in BY_SIMULATOR}
 
 

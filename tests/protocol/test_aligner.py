@@ -10,6 +10,7 @@ from tidegate.protocol.aligner import (
     Aligner,
     AlignmentEvent,
     AlignmentPhase,
+    AlignmentProgress,
     Captured,
     Close,
     Cut,
@@ -272,7 +273,7 @@ class TestForcedUnaligned:
         stage.segments("a", 2)
         assert stage.barrier("a", 1) == [
             Close("a"),
-            Cut(Barrier(1, 1, UNALIGNED), None, {"a": 0, "b": 0}, CutCause.FORCED, 0),
+            Cut(Barrier(1, 1, UNALIGNED), None, {"a": 0, "b": 0}, CutCause.ALWAYS, 0),
             Open("a"),
         ]
 
@@ -706,6 +707,7 @@ class TestTheBound:
         actions = stage.commit(a=2)
         (cut,) = cuts(actions)
         assert (cut.cause, cut.positions) == (CutCause.TIMEOUT, {"a": 2, "b": 0})
+        assert (cut.alignment_ms, cut.over_bound) == (100, True)
         assert stage.barrier("b", 1) == [Captured(1, (InFlight("a", 2, 4, 20),))]
 
     def test_it_is_cut_aligned_where_that_comes_first(self) -> None:
@@ -715,6 +717,23 @@ class TestTheBound:
         assert stage.commit(a=1) == []
         (cut,) = cuts(stage.commit(a=2))
         assert cut.cause is CutCause.ALIGNED
+
+    def test_how_much_is_in_flight_and_since_when_it_aligns_can_be_asked_all_the_while(self) -> None:
+        stage = Stage("a", "b", unaligned="on_timeout", timeout_ms=100, max_inflight_bytes=40)
+        assert stage.aligner.progress_of(1) is None
+        stage.segments("a", 4)
+        stage.barrier("a", 1)
+        stage.segments("b")
+        assert stage.aligner.progress_of(1) == AlignmentProgress(frozenset("b"), 1_000, 50, False)
+        stage.wait(100)
+        assert stage.aligner.progress_of(1) == AlignmentProgress(frozenset("b"), 1_000, 50, True)
+        stage.commit(a=3)
+        stage.segments("b")
+        # It is cut, and records what comes before the barrier that is late.
+        assert stage.aligner.progress_of(1) == AlignmentProgress(frozenset("b"), 1_000, 30, True)
+        stage.commit(a=4, b=2)
+        assert stage.barrier("b", 1) == [Captured(1, (InFlight("a", 3, 4, 10), InFlight("b", 0, 2, 20)))]
+        assert stage.aligner.progress_of(1) is None
 
     def test_each_checkpoint_says_it_for_itself(self) -> None:
         stage = Stage("a", unaligned="always", max_inflight_bytes=0)
@@ -761,7 +780,7 @@ class TestTheBound:
         stage.commit(b=2)
         # The bound that was too small has cost one checkpoint and not all of them.
         actions = stage.barrier("b", 2)
-        assert [cut.cause for cut in cuts(actions)] == [CutCause.FORCED]
+        assert [cut.cause for cut in cuts(actions)] == [CutCause.ALWAYS]
         assert captured(actions) == [Captured(2, (InFlight("a", 0, 1, 10), InFlight("b", 2, 3, 10)))]
 
     def test_once_that_one_was_cut_the_stage_need_not_wait_for_every_barrier_any_more(self) -> None:

@@ -21,6 +21,7 @@ from tidegate.protocol.aligner import (
     Aligner,
     AlignmentEvent,
     AlignmentPhase,
+    AlignmentProgress,
     Captured,
     Close,
     Cut,
@@ -177,7 +178,9 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
     def unaligned_cause(self, part: Part) -> CutCause | None:
         if self.is_sink or self.mode == "never" or part.barrier.is_drain:
             return None
-        if self.mode == "always" or part.is_unaligned:
+        if self.mode == "always":
+            return CutCause.ALWAYS
+        if part.is_unaligned:
             return CutCause.FORCED
         return CutCause.TIMEOUT if self.now_ms - part.started_ms >= TIMEOUT_MS else None
 
@@ -228,6 +231,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         assert cut.alignment_ms == self.now_ms - part.started_ms
         is_aligned = not self.missing(part) and self.everything_is_consumed
         assert cut.cause is (CutCause.ALIGNED if is_aligned else self.unaligned_cause(part))
+        assert cut.over_bound == part.has_said_over_bound
         may_say_unaligned = part.is_unaligned or not is_aligned
         assert cut.barrier.flags == part.barrier.flags | (UNALIGNED if may_say_unaligned else 0)
         if not is_aligned:
@@ -515,6 +519,10 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
             phase = AlignmentPhase.RECORDING if recording else AlignmentPhase.ALIGNING
             assert self.aligner.phase_of(number) is phase
             assert self.aligner.waiting_for(number) == self.missing(part)
+            captured = sum(found.size_bytes for found in self.in_flight(part)) if recording else self.unconsumed_bytes
+            late = frozenset(self.missing(part))
+            progress = AlignmentProgress(late, part.started_ms, captured, part.has_said_over_bound)
+            assert self.aligner.progress_of(number) == progress
 
     @invariant()
     def gates_are_closed_exactly_where_the_barrier_of_the_aligning_checkpoint_has_arrived(self) -> None:

@@ -17,7 +17,7 @@ from tidegate.errors import (
     Superseded,
 )
 from tidegate.protocol.aligner import InFlight
-from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import (
     Abort,
     AbortReason,
@@ -37,6 +37,7 @@ from tidegate.protocol.messages import Barrier, Flag
 
 STAGES = ("orders", "paid", "revenue")
 GENERATION = 4
+MAY_CUT_UNALIGNED = CheckpointConfig(alignment=AlignmentConfig(unaligned="on_timeout"))
 
 
 class Leader:
@@ -197,7 +198,12 @@ class TestTriggers:
 
     @pytest.mark.parametrize("flag", [Flag.NONE, Flag.FULL_SNAPSHOT, Flag.UNALIGNED, Flag.DRAIN])
     def test_the_users_flags_are_those_of_the_barrier(self, flag: Flag) -> None:
-        assert Leader(CheckpointConfig()).trigger(flag).barrier.flags == flag
+        assert Leader(MAY_CUT_UNALIGNED).trigger(flag).barrier.flags == flag
+
+    def test_one_that_no_stage_would_cut_unaligned_is_not_triggered_as_such(self) -> None:
+        leader = Leader(CheckpointConfig())
+        with unchanged(leader.coordinator), pytest.raises(CheckpointError, match="every stage of this run aligns"):
+            leader.trigger(Flag.UNALIGNED | Flag.FULL_SNAPSHOT)
 
     def test_a_checkpoint_cannot_be_triggered_as_cancelled(self) -> None:
         leader = Leader(CheckpointConfig())
@@ -208,7 +214,7 @@ class TestTriggers:
         ("flags", "why"), [(Flag.DRAIN | Flag.UNALIGNED, "nothing in flight"), (Flag(16), "unknown")]
     )
     def test_flags_that_no_barrier_can_have_are_refused(self, flags: Flag, why: str) -> None:
-        leader = Leader(CheckpointConfig())
+        leader = Leader(MAY_CUT_UNALIGNED)
         with unchanged(leader.coordinator), pytest.raises(ProtocolViolation, match=why):
             leader.trigger(flags)
 

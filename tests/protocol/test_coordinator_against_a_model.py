@@ -22,7 +22,7 @@ from tidegate.errors import (
     NoCheckpointInProgress,
     Superseded,
 )
-from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import (
     Abort,
     AbortReason,
@@ -85,6 +85,7 @@ class CoordinatorAgainstAModel(RuleBasedStateMachine):
             min_pause_ms=min_pause_ms,
             max_concurrent=most,
             tolerable_failures=tolerable,
+            alignment=AlignmentConfig(unaligned="on_timeout", timeout_ms=10),
         )
         self.coordinator = Coordinator(
             STAGES,

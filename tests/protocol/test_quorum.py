@@ -24,6 +24,7 @@ from tidegate.protocol.quorum import (
     Reached,
     TimedOut,
     Waiting,
+    watermark_of,
 )
 
 BARRIER = Barrier(7, 17)
@@ -210,6 +211,26 @@ class TestTheMinimumWatermark:
         quorum.on_ack(ack("a", None))
         quorum.on_ack(ack("b", 5))
         assert quorum.on_time(EARLY_MS) == Reached(None)
+
+    @pytest.mark.parametrize(
+        ("stages", "expected"),
+        [
+            ([(True, 9), (True, -4), (True, 0)], -4),
+            ([(True, 9), (True, None)], None),
+            ([(False, None), (True, 9)], 9),
+            ([(False, 1), (True, 9)], 9),
+            ([(False, None), (False, 1)], None),
+            ([], None),
+        ],
+    )
+    def test_of_the_stages_of_an_instance_those_with_event_time_have_a_say_and_one_without_a_watermark_holds_it_back(
+        self, stages: list[tuple[bool, int | None]], expected: int | None
+    ) -> None:
+        reports = [
+            StageReport(f"s{number}", 1, 1, 1, 0, has_event_time=has_event_time, watermark_ms=watermark_ms)
+            for number, (has_event_time, watermark_ms) in enumerate(stages)
+        ]
+        assert watermark_of(reports) == watermark_of(reversed(reports)) == expected
 
     def test_where_no_instance_has_event_time_there_is_none(self) -> None:
         quorum = quorum_of(Member("a", has_event_time=False))

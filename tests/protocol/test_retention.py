@@ -192,43 +192,37 @@ class TestWhatMayBeDeleted:
 
     def test_a_file_that_nothing_refers_to_is_deleted(self) -> None:
         stored = files("a", "b", "orphan", "shared")
-        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, NOTHING) == files("orphan")
+        assert deletable([1, 2], 1, self.REFERENCES, stored) == files("orphan")
 
     def test_what_a_checkpoint_alone_referred_to_goes_with_it_and_what_is_shared_stays(self) -> None:
-        log = log_with(1, 2, max_retained=1)
-        assert deletable(log, 1, self.REFERENCES, files("a", "b", "shared"), NOTHING) == files("a")
-
-    def test_a_file_that_is_in_use_is_not_deleted(self) -> None:
-        stored = files("running", "orphan")
-        assert deletable(log_with(1, 2), 1, self.REFERENCES, stored, frozenset({"running"})) == files("orphan")
+        assert deletable([2], 1, self.REFERENCES, files("a", "b", "shared")) == files("a")
 
     def test_a_file_of_a_newer_generation_is_not_deleted(self) -> None:
         stored = [StoredFile("old", 1), StoredFile("own", 2), StoredFile("newer", 3)]
-        found = deletable(log_with(1, 2), 2, self.REFERENCES, stored, NOTHING)
+        found = deletable([1, 2], 2, self.REFERENCES, stored)
         assert found == [StoredFile("old", 1), StoredFile("own", 2)]
 
     @pytest.mark.parametrize("unknown", [1, 2])
     def test_if_the_references_of_one_retained_checkpoint_are_not_known_nothing_is_deleted(self, unknown: int) -> None:
         known = {number: paths for number, paths in self.REFERENCES.items() if number != unknown}
-        assert deletable(log_with(1, 2), 1, known, files("orphan"), NOTHING) == []
+        assert deletable([1, 2], 1, known, files("orphan")) == []
 
     def test_the_references_of_one_that_is_not_retained_need_not_be_known_and_protect_nothing(self) -> None:
-        log = log_with(1, 2, max_retained=1)
-        assert deletable(log, 1, {2: frozenset({"b"})}, files("a", "b"), NOTHING) == files("a")
-        assert deletable(log, 1, self.REFERENCES, files("a", "b"), NOTHING) == files("a")
+        assert deletable([2], 1, {2: frozenset({"b"})}, files("a", "b")) == files("a")
+        assert deletable([2], 1, self.REFERENCES, files("a", "b")) == files("a")
 
     def test_one_that_was_skipped_as_damaged_keeps_its_files_while_it_is_retained(self) -> None:
         log = log_with(1, 2)
         open_generation(log, base=1)
-        assert deletable(log, 2, self.REFERENCES, files("a", "b", "shared"), NOTHING) == []
+        assert deletable(log.retained, 2, self.REFERENCES, files("a", "b", "shared")) == []
         complete(log, 3)
         references = self.REFERENCES | {3: frozenset({"a"})}
-        assert deletable(log, 2, references, files("a", "b", "shared"), NOTHING) == files("b")
+        assert deletable(log.retained, 2, references, files("a", "b", "shared")) == files("b")
 
     def test_asking_changes_nothing(self) -> None:
-        log = log_with(1, 2)
-        with unchanged(log, self.REFERENCES):
-            deletable(log, 1, self.REFERENCES, files("orphan"), NOTHING)
+        stored = files("orphan")
+        with unchanged(self.REFERENCES, stored):
+            deletable([1, 2], 1, self.REFERENCES, stored)
 
 
 class Run:
@@ -331,8 +325,8 @@ class RetentionAgainstAModel(RuleBasedStateMachine):
         run = self.runs[-1 - number % len(self.runs)]
         hidden = set() if is_whole else {each for each in run.log.retained if each % 10 in unknown}
         known = {each: paths for each, paths in self.references.items() if each not in hidden}
-        stored = [StoredFile(path, generation) for path, generation in self.stored.items()]
-        unneeded = deletable(run.log, run.generation, known, stored, run.in_use)
+        stored = [StoredFile(path, generation) for path, generation in self.stored.items() if path not in run.in_use]
+        unneeded = deletable(run.log.retained, run.generation, known, stored)
         assert not (hidden and unneeded)
         needed = run.in_use.union(*(self.references[each] for each in run.log.retained))
         for file in unneeded:

@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 
 from tidegate.errors import InvalidConfig, SinkFailed
-from tidegate.sinks.combining import Piece, bins, combine, files_wanted
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, Upkeep, staged_by
-from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
-from tidegate.sinks.reading import versions_of
-from tidegate.sinks.upkeep import retention_s, rewrite, unneeded_files
+from tidegate.sinks.delta.combining import Piece, bins, combine, files_wanted
+from tidegate.sinks.delta.compacting import rewrite
+from tidegate.sinks.delta.log import TableLog
+from tidegate.sinks.delta.reading import versions_of
+from tidegate.sinks.delta.table import DeltaTable
+from tidegate.sinks.delta.vacuum import retention_s, unneeded_files
 from tidegate.spark.session import StageSessions
 from tidegate.storage.manifest import StageShape
 from tidegate.storage.memory import Memory
@@ -164,15 +166,15 @@ def test_what_a_killed_commit_has_combined_is_neither_shown_nor_left(
         raise Killed
 
     with monkeypatch.context() as patched:
-        patched.setattr(BoundDeltaTable, "_transact", kill)
+        patched.setattr(TableLog, "transact", kill)
         with pytest.raises(Killed):
             here.commit(staged)
     assert here.files()
     # Another process goes on, which was told to leave files as they are, and another that combines them again.
     Staging(DeltaTable(tmp_path / "table", "place", target_file_size=None), spark)
     with monkeypatch.context() as patched:
-        patched.setattr(BoundDeltaTable, "_transact", kill)
-        patched.setattr(here.sink, "_target_size", None)
+        patched.setattr(TableLog, "transact", kill)
+        patched.setattr(here.sink.sink, "target_size", None)
         with pytest.raises(Killed):
             here.commit(staged, generation=2)
     assert here.commit(staged, generation=3) is CommitAnswer.COMMITTED
@@ -187,19 +189,19 @@ def test_a_commit_that_meets_another_writers_combines_its_files_once(
 ) -> None:
     here = Staging(DeltaTable(tmp_path / "table", "place"), spark)
     staged = here.stage(here.rows(0, 20)) + here.stage(here.rows(20, 20))
-    transact, combined, others = BoundDeltaTable._transact, [], iter(range(3))
+    transact, combined, others = TableLog.transact, [], iter(range(3))
 
     def counted(*arguments: Any) -> list[Path]:
         combined.append(arguments)
         return combine(*arguments)
 
-    def meanwhile(sink: BoundDeltaTable, *arguments: Any) -> bool:
+    def meanwhile(log: TableLog, *arguments: Any) -> bool:
         if next(others, None) is not None:
-            deltalake.DeltaTable(sink.path).alter.set_table_description("by another writer")
-        return transact(sink, *arguments)
+            deltalake.DeltaTable(log.path).alter.set_table_description("by another writer")
+        return transact(log, *arguments)
 
-    monkeypatch.setattr("tidegate.sinks.delta.combine", counted)
-    monkeypatch.setattr(BoundDeltaTable, "_transact", meanwhile)
+    monkeypatch.setattr("tidegate.sinks.delta.appending.combine", counted)
+    monkeypatch.setattr(TableLog, "transact", meanwhile)
     assert here.commit(staged) is CommitAnswer.COMMITTED
     assert len(combined) == 1
     assert here.shown() == expected(40)
@@ -214,7 +216,7 @@ def test_what_cannot_be_combined_is_shown_as_it_is_and_told(
     here = Staging(DeltaTable(tmp_path / "table"), spark)
     staged = here.stage(here.rows(0, 20, files=4))
     monkeypatch.setattr(
-        "tidegate.sinks.combining._rows_in",
+        "tidegate.sinks.delta.combining._rows_in",
         lambda paths: sum(1 if "_tidegate_bin" in str(path) else 9 for path in paths),
     )
     with caplog.at_level(logging.WARNING, "tidegate"):
@@ -335,7 +337,7 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
         return written
 
     with monkeypatch.context() as patched:
-        patched.setattr("tidegate.sinks.delta.rewrite", meanwhile)
+        patched.setattr("tidegate.sinks.delta.upkeep.rewrite", meanwhile)
         assert here.keep_up() is None
     assert [n for n, _ in here.shown()] == list(range(5, 30))
     assert len(here.files()) == here.active + 1 == 4
@@ -343,7 +345,7 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
     class Killed(BaseException):
         pass
 
-    transact = BoundDeltaTable._transact
+    transact = TableLog.transact
 
     def killed_before(*_: Any) -> bool:
         raise Killed
@@ -354,7 +356,7 @@ def test_upkeep_gives_way_to_another_writer_and_a_kill_of_it_changes_no_row(
 
     for kill in (killed_before, killed_after):
         with monkeypatch.context() as patched:
-            patched.setattr(BoundDeltaTable, "_transact", kill)
+            patched.setattr(TableLog, "transact", kill)
             with pytest.raises(Killed):
                 here.keep_up()
         assert [n for n, _ in here.shown()] == list(range(5, 30))
@@ -392,7 +394,7 @@ def test_before_a_file_is_deleted_the_version_without_it_is_forced_to_the_disk_w
         forced.update(dict.fromkeys(paths, len(here.files())))
         return frozenset()
 
-    monkeypatch.setattr("tidegate.sinks.delta.sync", note)
+    monkeypatch.setattr("tidegate.sinks.delta.log.sync", note)
     done = here.keep_up(2)
     assert done is not None
     assert done.deleted == 2

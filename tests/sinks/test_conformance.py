@@ -1,7 +1,8 @@
-"""Every sink that comes with Tidegate passes the tests that every sink must pass."""
+"""Every sink that comes with Tidegate, and one that does not, passes the tests that every sink must pass."""
 
 from __future__ import annotations
 
+import copy
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
 from tests.postgres_server import PostgresServer
+from tests.sinks import own_sink
 from tidegate.sinks.contract import Sink
 from tidegate.testing.sinks import Rows, SinkConformance, as_rows
 
@@ -46,6 +48,24 @@ class TestDeltaTable(SinkConformance):
         return kept(self.lake / name)
 
 
+class TestOwnTable(SinkConformance):
+    """One that a user wrote."""
+
+    @pytest.fixture(autouse=True)
+    def given(self) -> None:
+        self.tables: dict[str, own_sink.Rows] = {}
+
+    def make_sink(self, name: str) -> Sink:
+        return own_sink.OwnTable(name, self.tables)
+
+    def shown(self, name: str) -> Rows:
+        return Counter(self.tables[name].rows)
+
+    def keep(self, name: str) -> Callable[[], object]:
+        backup = copy.deepcopy(self.tables[name])
+        return lambda: self.tables.update({name: backup})
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 class TestDeltaTableByKey(TestDeltaTable):
@@ -68,7 +88,7 @@ class TestDeltaTableOfFewFiles(TestDeltaTable):
     @pytest.fixture(autouse=True)
     def given_spark(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         self.spark = spark
-        monkeypatch.setattr("tidegate.sinks.delta._WORTH_A_JOB", 1)
+        monkeypatch.setattr("tidegate.sinks.delta.appending._WORTH_A_JOB", 1)
 
     def session(self) -> SparkSession:
         return self.spark

@@ -33,11 +33,13 @@ from pyspark.sql.types import (
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks import statistics as sink_statistics
 from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
-from tidegate.sinks.reading import TableAt
-from tidegate.sinks.scan import TableFile
+from tidegate.sinks.delta import statistics as sink_statistics
+from tidegate.sinks.delta.bound import BoundDeltaTable
+from tidegate.sinks.delta.log import TableLog
+from tidegate.sinks.delta.reading import TableAt
+from tidegate.sinks.delta.scan import TableFile
+from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
@@ -370,7 +372,7 @@ def test_rows_that_a_killed_run_has_shown_are_forced_to_the_disk_also_by_a_later
         forced.update(paths)
         return frozenset()
 
-    monkeypatch.setattr("tidegate.sinks.delta.sync", note)
+    monkeypatch.setattr("tidegate.sinks.delta.log.sync", note)
     table.sink = DeltaTable(table.path).bind(PLACE)  # of the next run, which goes on from the second checkpoint
     assert table.commit(2, files, through=1) is CommitAnswer.COMMITTED
     assert table.path / "_delta_log" / f"{1:020d}.json" in forced
@@ -785,7 +787,7 @@ class KeyedTable(Table):
 
 @pytest.fixture
 def keyed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> KeyedTable:
-    monkeypatch.setattr("tidegate.sinks.upsert.Upsert", MergedWithoutSpark)
+    monkeypatch.setattr("tidegate.sinks.delta.upsert.Upsert", MergedWithoutSpark)
     return KeyedTable(tmp_path / "keyed", schema(id=LongType(), name=StringType()))
 
 
@@ -795,15 +797,15 @@ class Landed(Exception):
 
 def lose_the_answer(monkeypatch: pytest.MonkeyPatch, then: Callable[[], object]) -> None:
     """Once, right after a transaction was made."""
-    transact = BoundDeltaTable._transact
+    transact = TableLog.transact
 
     def lost(*arguments: Any) -> bool:
-        monkeypatch.setattr(BoundDeltaTable, "_transact", transact)
+        monkeypatch.setattr(TableLog, "transact", transact)
         made = transact(*arguments)
         then()
         return made
 
-    monkeypatch.setattr(BoundDeltaTable, "_transact", lost)
+    monkeypatch.setattr(TableLog, "transact", lost)
 
 
 def test_what_a_commit_showed_whose_answer_was_lost_stays_for_readers_of_its_version(
@@ -839,21 +841,21 @@ def test_an_old_run_that_wakes_up_leaves_a_newer_runs_attempt_alone(
 
     def the_newer_run_attempts() -> None:
         """It has linked its files, and is about to make its transaction when the old run goes on."""
-        transact = BoundDeltaTable._transact
+        transact = TableLog.transact
 
         def pause(*arguments: Any) -> None:
             attempted.append(arguments)
-            monkeypatch.setattr(BoundDeltaTable, "_transact", transact)
+            monkeypatch.setattr(TableLog, "transact", transact)
             raise Landed
 
-        monkeypatch.setattr(BoundDeltaTable, "_transact", pause)
+        monkeypatch.setattr(TableLog, "transact", pause)
         with pytest.raises(Landed):
             keyed.commit(2, [first, second], through=1, generation=2)
 
     attempted: list[tuple[Any, ...]] = []
     lose_the_answer(monkeypatch, the_newer_run_attempts)
     assert keyed.commit(1, [first], through=0) is CommitAnswer.COMMITTED
-    BoundDeltaTable._transact(*attempted[0])
+    TableLog.transact(*attempted[0])
     assert keyed.ids() == [1, 2]
 
 
@@ -866,7 +868,7 @@ def test_what_attempts_in_vain_have_linked_is_removed_by_the_commit_that_follows
     first, second = keyed.stage(0, [1], name=["a"]), keyed.stage(1, [2], name=["b"])
     for epoch, generation in ((1, 1), (2, 1), (2, 2)):
         with monkeypatch.context() as killed:
-            killed.setattr(BoundDeltaTable, "_transact", die)
+            killed.setattr(TableLog, "transact", die)
             with pytest.raises(KeyboardInterrupt):
                 keyed.commit(epoch, [first, second][:epoch], through=epoch - 1, generation=generation)
     assert len(keyed.on_disk()) == 3

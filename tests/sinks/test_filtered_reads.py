@@ -42,10 +42,10 @@ from pyspark.sql.types import (
 )
 
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta import DeltaTable
-from tidegate.sinks.reading import TableAt
-from tidegate.sinks.scan import active_files
-from tidegate.sinks.statistics import Bounds
+from tidegate.sinks.delta.reading import TableAt
+from tidegate.sinks.delta.scan import active_files
+from tidegate.sinks.delta.statistics import Bounds
+from tidegate.sinks.delta.table import DeltaTable
 from tidegate.spark.session import StageSessions
 from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import read_footer

@@ -26,11 +26,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.protocol.search import Step, search, steps
 from tidegate.errors import Fenced, SinkFailed, TablePutBack
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.delta import BoundDeltaTable, DeltaTable
-from tidegate.sinks.reading import versions_of
-from tidegate.sinks.scan import TableFile
+from tidegate.sinks.delta.bound import BoundDeltaTable
+from tidegate.sinks.delta.compacting import Rewritten
+from tidegate.sinks.delta.log import TableLog
+from tidegate.sinks.delta.reading import versions_of
+from tidegate.sinks.delta.scan import TableFile
+from tidegate.sinks.delta.staged import Staged
+from tidegate.sinks.delta.table import DeltaTable
+from tidegate.sinks.delta.upkeep import Keeper
 from tidegate.sinks.staging import refuse_put_back
-from tidegate.sinks.upkeep import Rewritten
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import StageShape
 from tidegate.testing.sinks import Row, SinkRun, columns
@@ -63,35 +67,49 @@ class Killed(Exception):
     """In the middle of something."""
 
 
-class KeptTable(BoundDeltaTable):
-    """Its files are written again by Arrow. `ends` says how a pass of upkeep does."""
+class EndingLog(TableLog):
+    """`ends` says how the transaction of a pass of upkeep does."""
 
-    ends = "well"
+    def __init__(self, table: DeltaTable, place: SinkPlace, ends: str) -> None:
+        super().__init__(table, place)
+        self._ends = ends
 
-    def __init__(self, path: Path, place: SinkPlace, vacuum: str | None = "0s") -> None:
-        super().__init__(DeltaTable(path, target_file_size="8KB", optimize="1h", vacuum=vacuum), place)
+    def transact(self, *arguments: Any) -> bool:
+        if self._ends == "before":
+            raise Killed
+        answer = super().transact(*arguments)
+        if self._ends == "after":
+            raise Killed
+        return answer and self._ends != "unanswered"
+
+
+class EndingKeeper(Keeper):
+    """Its files are written again by Arrow."""
+
+    def __init__(self, table: DeltaTable, place: SinkPlace, ends: str) -> None:
+        log = EndingLog(table, place, ends)
+        super().__init__(table, place, log, Staged(table, place, log))
+        self._ends = ends
 
     def _rewriting(
         self, session: Any, table: deltalake.DeltaTable, folder: Path
     ) -> Callable[[Sequence[TableFile]], Rewritten]:
+        path, files_of_root = self._sink.path, self._place.files
+
         def rewritten(files: Sequence[TableFile]) -> Rewritten:
             target = folder / f"{table.version()}-{uuid.uuid4()}.parquet"
             target.parent.mkdir(parents=True, exist_ok=True)
-            parquet.write_table(parquet.read_table([self.path / file.path for file in files]), target)
-            if self.ends == "in vain":
-                place = SinkPlace("shop", "returns", self.place.files, session)
-                KeptTable(self.path, place, vacuum=None).keep_up(1, list, threading.Event())
+            parquet.write_table(parquet.read_table([path / file.path for file in files]), target)
+            if self._ends == "in vain":
+                another = SinkPlace("shop", "returns", files_of_root, session)
+                EndingKeeper(kept_table(path, None), another, "well").keep_up(1, list, threading.Event())
             return Rewritten(files, [target])
 
         return rewritten
 
-    def _transact(self, *arguments: Any) -> bool:
-        if self.ends == "before":
-            raise Killed
-        answer = super()._transact(*arguments)
-        if self.ends == "after":
-            raise Killed
-        return answer and self.ends != "unanswered"
+
+def kept_table(path: Path, vacuum: str | None = "0s") -> DeltaTable:
+    return DeltaTable(path, target_file_size="8KB", optimize="1h", vacuum=vacuum)
 
 
 class HealthyTable(RuleBasedStateMachine):
@@ -131,7 +149,7 @@ class HealthyTable(RuleBasedStateMachine):
     def started(self, restored: Committable | None) -> SinkRun:
         """As a run opens: the table is checked against the checkpoint, and claimed."""
         self.generation += 1
-        sink = KeptTable(self.path, self.place("orders"))
+        sink = kept_table(self.path).bind(self.place("orders"))
         sink.check_table(columns(), "append")
         facts = sink.facts()
         if restored is None:
@@ -251,11 +269,10 @@ class HealthyTable(RuleBasedStateMachine):
         retained = [self.manifest(*each) for each in self.decided[-3:]]
         before = [self.shown_at(each) for each in retained]
         sink = self.run.sink
-        assert isinstance(sink, KeptTable)
-        sink.ends = ends
+        assert isinstance(sink, BoundDeltaTable)
+        keeper = EndingKeeper(sink.sink, sink.place, ends)
         with suppress(Killed):
-            sink.keep_up(self.generation, lambda: retained, threading.Event())
-        sink.ends = "well"
+            keeper.keep_up(self.generation, lambda: retained, threading.Event())
         assert [self.shown_at(each) for each in retained] == before
 
     def manifest(self, epoch: int, sealed: Committable) -> Any:

@@ -52,9 +52,9 @@ from tidegate.errors import (
 )
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
-from tidegate.sinks.postgres import BoundPostgresTable
-from tidegate.sinks.postgres_connection import scrubbed
-from tidegate.sinks.postgres_copy import copier
+from tidegate.sinks.postgres.bound import BoundPostgresTable
+from tidegate.sinks.postgres.connection import scrubbed
+from tidegate.sinks.postgres.copying import copier
 from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import SinkRun, columns, permit
 
@@ -377,7 +377,7 @@ def test_a_name_is_a_table_or_a_schema_and_a_table() -> None:
 def test_a_transaction_that_hangs_is_not_waited_for_for_ever(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
+    monkeypatch.setattr("tidegate.sinks.postgres.connection._LOCK_SECONDS", 1)
     sink = bound("locked", server.dsn)
     sink.prepare_table(columns())
     sink.commit(permit(1), Committable(0))
@@ -468,7 +468,7 @@ def test_a_table_that_a_crash_would_empty_is_refused(server: PostgresServer, mad
 
 @pytest.fixture
 def link(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Link]:
-    monkeypatch.setattr("tidegate.sinks.postgres_connection._SLACK_SECONDS", 0.5)
+    monkeypatch.setattr("tidegate.sinks.postgres.connection._SLACK_SECONDS", 0.5)
     with Link(server) as link:
         end = threading.Timer(60, link.restore)  # so that who waits for ever does not
         end.start()
@@ -832,7 +832,7 @@ def test_a_check_during_a_commit_of_an_earlier_epoch_does_not_take_its_rows_for_
 def test_a_commit_that_takes_long_holds_up_neither_a_look_for_conflicts_nor_the_next_run(
     server: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.sinks.postgres_connection._LOCK_SECONDS", 1)
+    monkeypatch.setattr("tidegate.sinks.postgres.connection._LOCK_SECONDS", 1)
     table = Staged(server, "t", columns(), key="id")
     table.sink.claim()
     assert table.stage(pyarrow.table({"id": [1, 1], "value": ["a", "b"]})) == 2

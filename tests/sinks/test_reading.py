@@ -17,8 +17,8 @@ from tests.spark.played import played
 from tidegate.engine.root import Root
 from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta import DeltaTable
-from tidegate.sinks.reading import TableAt, _table_at, _tables, read
+from tidegate.sinks.delta.reading import TableAt, _table_at, _tables, read
+from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import StageShape, TableAddress
 from tidegate.storage.memory import Memory
@@ -197,7 +197,7 @@ def test_a_process_that_has_read_a_table_ends_in_peace(tmp_path: Path) -> None:
     deltalake.write_deltalake(tmp_path / "table", rows, partition_by=["part"])
     reading = f"""
 from pathlib import Path
-from tidegate.sinks.reading import TableAt
+from tidegate.sinks.delta.reading import TableAt
 read = TableAt(Path({str(tmp_path / "table")!r}), 0).to_pandas()
 print(sorted(zip(read["id"], read["part"])))
 """

@@ -17,8 +17,8 @@ from deltalake.transaction import AddAction, RemoveAction
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidegate.sinks.scan import TableFile, active_files
-from tidegate.sinks.statistics import Bounds, bounds_of_files, may_hold, statistics
+from tidegate.sinks.delta.scan import TableFile, active_files
+from tidegate.sinks.delta.statistics import Bounds, bounds_of_files, may_hold, statistics
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")

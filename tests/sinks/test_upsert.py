@@ -17,12 +17,12 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 
 from tidegate.errors import SinkFailed
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta.reading import TableAt
+from tidegate.sinks.delta.scan import active_files
+from tidegate.sinks.delta.table import DeltaTable
+from tidegate.sinks.delta.upsert import _comparable
 from tidegate.sinks.function import ForeachBatch
-from tidegate.sinks.reading import TableAt
-from tidegate.sinks.scan import active_files
 from tidegate.sinks.staging import as_pattern
-from tidegate.sinks.upsert import _comparable
 from tidegate.storage.folder import Folder
 from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import permit
@@ -43,7 +43,7 @@ def by_id(rows: Sequence[Row]) -> list[Row]:
 def test_rows_are_replaced_in_files_of_other_writers_whatever_names_and_values_are(
     little: int, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.sinks.upsert._LITTLE_BYTES", little)
+    monkeypatch.setattr("tidegate.sinks.delta.upsert._LITTLE_BYTES", little)
     path = tmp_path / "größe 50%+"
     place = SinkPlace("shop", "orders", Memory(), spark)
     schema = StructType(
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_read_is_no_file_without_rows(
     ruin: Callable[[Path], None], little: int, tmp_path: Path, lenient: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever the user's session does with such files: a commit would remove the rows that it cannot read."""
-    monkeypatch.setattr("tidegate.sinks.upsert._LITTLE_BYTES", little)
+    monkeypatch.setattr("tidegate.sinks.delta.upsert._LITTLE_BYTES", little)
     place = SinkPlace("shop", "orders", Folder(tmp_path), lenient)
     schema = StructType([StructField("id", LongType()), StructField("name", StringType())])
     sink = DeltaTable(tmp_path / "table", key="id").bind(place)

@@ -18,6 +18,7 @@ from tests.full_disk import fill
 from tidegate.engine.control import look
 from tidegate.engine.run import run_pipeline
 from tidegate.errors import TidegateError
+from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ class Watcher(threading.Thread):
     def __init__(self, root: Path) -> None:
         super().__init__(daemon=True)
         self._paths = RootPaths(root)
+        self._files = Folder(root)
         self.seen: set[tuple[str, str, str]] = set()
         self.is_over = False
 
     def run(self) -> None:
         while not self.is_over:
-            life, status = look(self._paths)
+            life, status = look(self._paths, self._files)
             if status is not None:
                 self.seen.add((life.value, status.state, status.why or ""))
             time.sleep(0.02)

@@ -18,12 +18,11 @@ from pathlib import Path
 import psycopg
 
 from tests.spark.harness import table_rows, write_input
-from tidegate.engine.control import read_status
 from tidegate.engine.kill_points import VARIABLE
+from tidegate.engine.status_files import read_status
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import decode_manifest
-from tidegate.storage.paths import RootPaths
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
@@ -89,8 +88,8 @@ class KilledRuns:
         """Kill a run that long after its queries were started: what comes before are steps."""
         process = self.start()
         deadline = time.monotonic() + _RUN_SECONDS
-        paths = RootPaths(self.root)
-        while not ((status := read_status(paths)) and status.pid == process.pid and status.state == "running"):
+        files = Folder(self.root)
+        while not ((status := read_status(files)) and status.pid == process.pid and status.state == "running"):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -7,25 +7,29 @@ import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame
 
 import tidegate as tg
-from tidegate.engine.generation import Generation, Opened
+from tidegate.engine.generation import Generation, Ground
+from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
 from tidegate.engine.root import Root
-from tidegate.engine.stage import RunningStage
+from tidegate.engine.stage.running import RunningStage
 from tidegate.engine.tables import address_of
 from tidegate.errors import SinkFailed
+from tidegate.flows.opening import Opened
+from tidegate.flows.requests import Patience
+from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, decode_committable
-from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.sinks.contract import BoundSink, CommitAnswer, Committable, SinkPlace, decode_committable
+from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.sinks.function import KINDS
 from tidegate.spark.definition import OutputMode
 from tidegate.spark.filelog import METADATA, StageSource, remove_file, write_log
@@ -48,7 +52,6 @@ parquet: Any = importlib.import_module("pyarrow.parquet")
 SCHEMA = "struct<id:bigint>"
 READ_STREAM = SourceStream("json", {"path": "in"})
 ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
-_BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 
 
 def entries(folder: Path) -> int:
@@ -94,6 +97,27 @@ class BoundCountingTable(BoundDeltaTable):
         return CommitAnswer.COMMITTED
 
 
+class AlwaysFits:
+    """Whatever a checkpoint holds, it fits."""
+
+    def fits(self, log: DecisionLog, base: Manifest | None) -> bool:  # noqa: ARG002
+        return True
+
+
+def open_next(
+    root: Root, sinks: Mapping[str, BoundSink] | None = None, claimant: str | None = None
+) -> tuple[Opened, Manifest | None]:
+    """Open the next generation on a root, from its newest checkpoint."""
+    return RootOpening(root, sinks or {}, claimant=claimant).open(AlwaysFits())
+
+
+class PlayedStore(NamedTuple):
+    """What a generation sees of its root, but for where Spark lives, and how patient it is with it."""
+
+    seen: Callable[[Files], Files] = lambda files: files
+    patience: Patience | None = None
+
+
 class Played:
     """The query of one stage: each batch consumes one segment, if it reads any, and writes one file."""
 
@@ -103,14 +127,19 @@ class Played:
         self.output = Path(output.location())
         self._files = (checkpoint, output)
         self._template = template
-        self.batches = stage.batch + 1
+        self.batches = stage.progress.batch + 1
+        self.watermark_ms = 0
         for log in ("offsets", "commits", "sources/0"):
             (self.checkpoint / log).mkdir(parents=True)
         checkpoint.write("metadata", b'{"id":"played"}')
         (self.output / METADATA).mkdir(parents=True)
         if self.batches:  # what a restore brings of the last batch
-            write_log(checkpoint, f"offsets/{stage.batch}", [_BATCH])
-            write_log(checkpoint, f"commits/{stage.batch}", ['{"nextBatchWatermarkMs":0}'])
+            write_log(checkpoint, f"offsets/{stage.progress.batch}", [self._batch])
+            write_log(checkpoint, f"commits/{stage.progress.batch}", ['{"nextBatchWatermarkMs":0}'])
+
+    @property
+    def _batch(self) -> str:
+        return f'{{"batchWatermarkMs":{self.watermark_ms},"batchTimestampMs":1,"conf":{{}}}}'
 
     def run_batch(self, consumed: Path | None = None) -> Path:
         number = self.batches
@@ -143,7 +172,7 @@ class Played:
     def _commit(self, entries: list[str], sources: tuple[str, ...]) -> None:
         number = self.batches
         checkpoint, output = self._files
-        write_log(checkpoint, f"offsets/{number}", [_BATCH, *sources])
+        write_log(checkpoint, f"offsets/{number}", [self._batch, *sources])
         if self.stage.definition.output_mode == "append":
             write_log(output, f"{METADATA}/{number}", entries)
         write_log(checkpoint, f"commits/{number}", ['{"nextBatchWatermarkMs":0}'])
@@ -164,6 +193,10 @@ class PlayedPipeline:
         config: CheckpointConfig = ON_DEMAND,
         address: TableAddress | None = None,
         bounds: Bounds | None = None,
+        with_event_time: Collection[str] = (),
+        store: PlayedStore | None = None,
+        *,
+        may_commit: bool = True,
     ) -> None:
         """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already.
 
@@ -173,6 +206,8 @@ class PlayedPipeline:
         # A function's rows are staged in the root.
         is_function = address is not None and address.kind in KINDS
         self.table = CountingTable(folder / ("root/sinks/table" if is_function else "lake/table"))
+        if not may_commit:
+            self.table.may_commit.clear()
         pipeline = tg.Pipeline("flat")
 
         @pipeline.source
@@ -198,31 +233,42 @@ class PlayedPipeline:
                 SCHEMA,
                 None if each.sink is None else address or address_of(sink),
                 () if each.inputs else (READ_STREAM,),
+                has_event_time=each.name in with_event_time,
             )
             for each in definitions
         }
-        opened = self._open_after(after_batches, shape) if after_batches else self.root.open(DecisionLog(), None, shape)
-        assert opened is not None
         sinks = {"table": sink}
-        self.generation = Generation(definitions, opened, self.root.paths, self.root.store, config, sinks, bounds)
-        template = folder / "template.parquet"
-        parquet.write_table(pyarrow.table({"id": [1]}), template)
+        opened, base = open_next(self.root, sinks)
+        if after_batches:
+            self._complete(opened, after_batches, shape)
+            opened, base = open_next(self.root, sinks)
+        store = store or PlayedStore()
+        ground = Ground("flat", store.seen(self.root.store), self.root.store, opened, base, shape)
+        self.generation = Generation(
+            definitions, ground, config, sinks, bounds, launch=self._launch, patience=store.patience
+        )
+        self._times_read = times_read
+        self._template = folder / "template.parquet"
+        parquet.write_table(pyarrow.table({"id": [1]}), self._template)
         self.played: dict[str, Played] = {}
-        for name, stage in self.generation.stages.items():
+        self.generation.poll()
+
+    def _launch(self, generation: Generation) -> None:
+        for name, stage in generation.stages.items():
             checkpoint = self.generation.checkpoint_of(stage.definition)
             output = self.generation.output_of(stage.definition)
-            self.played[name] = Played(stage, checkpoint, output, template)
-            sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(times_read)]
+            self.played[name] = Played(stage, checkpoint, output, self._template)
+            sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(self._times_read)]
             stage.open_gates(sources)
 
-    def _open_after(self, batches: int, shape: dict[str, StageShape]) -> Opened | None:
-        """Open a generation on a checkpoint that was taken when each stage had run that many batches."""
-        first = self.root.open(DecisionLog(), None, shape)
-        assert first is not None
+    def _complete(self, first: Opened, batches: int, shape: dict[str, StageShape]) -> None:
+        """A checkpoint that was taken when each stage had run that many batches."""
         sealed = Committable(batches - 1, shown_through=batches - 1).encode()
         stages = {
             name: StageSnapshot(
                 cut=batches - 1,
+                cause=CutCause.ALIGNED,
+                over_bound=False,
                 files=(),
                 positions=dict.fromkeys(each.inputs, batches),
                 output_sequence=0 if each.kind == "sink" else batches,
@@ -238,7 +284,7 @@ class PlayedPipeline:
             )
             for name, each in shape.items()
         }
-        base = Manifest(FORMAT, "flat", batches, batches, 1, 1, 0, True, "2026-01-01T00:00:00", 0, shape, stages)
+        base = Manifest(FORMAT, "flat", batches, batches, 1, 1, 0, True, "2026-01-01T00:00:00", 0, None, shape, stages)
         data, sha256 = encode_manifest(base)
         name = self.root.paths.manifest(1, batches)
         self.root.store.write(name, data)
@@ -252,9 +298,7 @@ class PlayedPipeline:
             aligned=True,
             retained=(batches,),
         )
-        answer, log = self.root.decisions.claim(record)
-        assert answer is ClaimAnswer.WON
-        return self.root.open(log, base, shape)
+        assert self.root.decisions.create(record)
 
     def one_batch_each(self) -> None:
         path = None
@@ -294,7 +338,7 @@ class PlayedPipeline:
         for name, played in self.played.items():
             sizes[f"source log of {name}"] = entries(played.checkpoint / "sources")
             sizes[f"output of {name}"] = entries(played.output)
-            for each, gate in played.stage.gates.items():
+            for each, gate in played.stage.inputs.gates.items():
                 sizes[f"gate from {each} to {name}"] = entries(Path(gate.files.location()))
         return sizes
 
@@ -328,8 +372,22 @@ def played(
     after_batches: int = 0,
     config: CheckpointConfig = ON_DEMAND,
     bounds: Bounds | None = None,
+    with_event_time: Collection[str] = (),
+    store: PlayedStore | None = None,
+    *,
+    may_commit: bool = True,
 ) -> Iterator[PlayedPipeline]:
-    pipeline = PlayedPipeline(folder, output_mode, times_read, after_batches, config, bounds=bounds)
+    pipeline = PlayedPipeline(
+        folder,
+        output_mode,
+        times_read,
+        after_batches,
+        config,
+        bounds=bounds,
+        with_event_time=with_event_time,
+        store=store,
+        may_commit=may_commit,
+    )
     try:
         yield pipeline
     finally:

@@ -14,11 +14,17 @@ import pytest
 
 import tidegate as tg
 from tests.cli.harness import make_root
-from tests.spark.played import CountingTable, played
+from tests.spark.played import AlwaysFits, CountingTable, open_next, played
 from tests.spark.test_wrong_pipelines import called
+from tidegate.cli.checkpoints import checkpoints_command
+from tidegate.cli.status import status_command
+from tidegate.cli.verify import verify_command
+from tidegate.engine import leading
+from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.run import run_pipeline
 from tidegate.errors import (
+    ForeignRoot,
     ForeignTable,
     InvalidConfig,
     InvalidPipeline,
@@ -26,10 +32,12 @@ from tidegate.errors import (
     RecoveryRefused,
     SinkFailed,
 )
+from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.sinks.contract import Sink, SinkPlace
 from tidegate.spark.session import RunSession, check_java
-from tidegate.storage import inspection
-from tidegate.storage.manifest import Manifest
+from tidegate.storage.files import Files
+from tidegate.storage.inspection import look_through
+from tidegate.storage.manifest import FORMAT, Manifest
 from tidegate.storage.memory import Memory
 
 # In the place of a session where none is needed: what is wrong is found before.
@@ -53,6 +61,23 @@ def files(folder: Path) -> list[tuple[str, bytes]]:
     said = ("lock", "status.json", "status.reserve")
     kept = [path for path in folder.rglob("*") if path.is_file() and path.name not in said]
     return sorted((str(path.relative_to(folder)), path.read_bytes()) for path in kept)
+
+
+def test_a_root_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run, and whoever looks at it, says so: it is no damage, of which a backup would help."""
+    monkeypatch.setattr(leading, "FORMAT", FORMAT - 1)
+    root = make_root(tmp_path, checkpoints=2)
+    before = files(root)
+    said = (
+        rf"ckpt-000002.json is of another version of Tidegate: it has format {FORMAT - 1}, this version reads format "
+        rf"{FORMAT}\. What to do: go on with the version that wrote it, or start the pipeline on a new root"
+    )
+    with pytest.raises(ForeignRoot, match=said):
+        run_pipeline(flat(tg.DeltaTable(tmp_path / "lake" / "table")), root, NO_SESSION)
+    assert files(root) == before
+    for look in (status_command, checkpoints_command, verify_command):
+        with pytest.raises(ForeignRoot, match="is of another version of Tidegate"):
+            look(root)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +192,7 @@ def test_a_table_that_cannot_take_rows_whatever_they_are(
 
 
 def test_a_package_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tidegate.sinks.postgres_connection", None)
+    monkeypatch.setitem(sys.modules, "tidegate.sinks.postgres.connection", None)
     with pytest.raises(InvalidPipeline, match=r"pip install 'tidegate\[postgres\]'"):
         run_pipeline(flat(out_of_reach(tmp_path)), tmp_path / "root", NO_SESSION)
 
@@ -179,20 +204,19 @@ def test_files_of_a_checkpoint_are_read_once_for_a_start(tmp_path: Path, monkeyp
     with played(tmp_path) as pipeline:
         pipeline.one_batch_each()
         pipeline.checkpoint()
-        shape = pipeline.generation.shape
     root = Root(tmp_path / "root", "flat")
     examined: list[int] = []
 
-    def counted(*arguments: Any) -> Manifest:
-        examined.append(arguments[-1])
-        return real(*arguments)
+    def counted(files: Files, record: CheckpointCompleted) -> Manifest:
+        examined.append(record.checkpoint_id)
+        return look_through(files, record)
 
-    real = inspection.examine
-    monkeypatch.setattr("tidegate.engine.root.examine", counted)
-    _, foreseen = root.foreseen({})
-    assert root.recovered({}, shape)[1] == foreseen is not None
+    monkeypatch.setattr("tidegate.engine.opening.look_through", counted)
+    found: dict[int, Manifest] = {}
+    _, foreseen = RootOpening(root, {}, found).foreseen()
+    assert RootOpening(root, {}, found).open(AlwaysFits())[1] == foreseen is not None
     assert examined == [1]
-    assert root.recovered({}, shape)[1] == foreseen
+    assert open_next(root)[1] == foreseen
     assert examined == [1, 1], "a restart looks again: files may have been damaged meanwhile"
 
 
@@ -202,11 +226,9 @@ def test_no_sink_is_fenced_before_it_is_known_that_the_pipeline_can_start(tmp_pa
     a_table(tmp_path / "lake" / "kept")
     root = Root(root_folder, "flat")
     sink = CountingTable(tmp_path / "lake" / "kept").bind(SinkPlace("flat", "table", Memory(), root=root.id))
-    assert root.foreseen({"table": sink})[1] is None
+    assert RootOpening(root, {"table": sink}).foreseen()[1] is None
     assert sink.facts().fence == 0
-    with played(tmp_path / "other") as pipeline:
-        shape = pipeline.generation.shape
-    _, base = root.recovered({"table": sink}, shape)
+    _, base = open_next(root, {"table": sink})
     assert base is not None
     assert base.checkpoint_id == 1
     assert sink.facts().fence == 2

@@ -169,8 +169,8 @@ def test_checkpoints_that_are_aborted_leave_nothing_behind(tmp_path: Path, stage
     with played(tmp_path) as pipeline:
         found = [one_in_vain_and_one_that_succeeds(pipeline) for _ in range(30)]
         # What is remembered of the last thousand cancelled, and of the last few with as much as was reported of them.
-        remembered = (".stages[].aligner._cancelled", ".coordinator._history[]")
-        kept = [{path: n for path, n in held.items() if not path.startswith(remembered)} for held in found]
+        remembered = ("._aligner._cancelled", ".coordinator._history[]")
+        kept = [{path: n for path, n in held.items() if not any(map(path.__contains__, remembered))} for held in found]
         assert kept[-1] == kept[19]
         assert pipeline.table.batches == list(range(30))
 

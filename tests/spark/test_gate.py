@@ -21,6 +21,7 @@ from tidegate.spark.queries import read_gate
 from tidegate.spark.session import StageSessions
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
+from tidegate.storage.memory import Memory
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -59,8 +60,9 @@ def seen_by_spark(gate: Gate) -> list[int]:
 
 
 @pytest.fixture
-def gate(tmp_path: Path) -> Gate:
-    return Gate(Folder(tmp_path).at("gate", durable=False), Folder(tmp_path), 0)
+def gate() -> Gate:
+    files = Memory()
+    return Gate(files.at("gate"), files, 0)
 
 
 def test_a_new_gate_shows_nothing_and_tells_spark_its_interval(gate: Gate) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.spark.played import PlayedPipeline, played
+from tests.spark.played import PlayedPipeline, open_next, played
 from tidegate.errors import RecoveryRefused
 from tidegate.protocol.decision_log import encode_decision
 from tidegate.protocol.messages import Segment, SegmentFile
@@ -30,7 +30,7 @@ def refusal(pipeline: PlayedPipeline) -> str:
     """Why a run does not start on the root."""
     place = SinkPlace("flat", "table", pipeline.root.store.at("sinks/table"), root=pipeline.root.id)
     with pytest.raises(RecoveryRefused) as refused:
-        pipeline.root.recovered({"table": pipeline.table.bind(place)}, pipeline.generation.shape)
+        open_next(pipeline.root, {"table": pipeline.table.bind(place)})
     return str(refused.value)
 
 

@@ -17,24 +17,25 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, StructField, StructType
 
 import tidegate as tg
-from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline
-from tidegate.engine import run
-from tidegate.engine.generation import Generation, Opened
+from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline, open_next
+from tidegate.engine import fitting, run
+from tidegate.engine.generation import Generation
+from tidegate.engine.launching import Launch
 from tidegate.engine.root import Root
+from tidegate.engine.stopping import Stop
 from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
-from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Sink, SinkPlace, decode_committable, staged_by
-from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.spark import queries
 from tidegate.spark.session import RunSession
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
-from tidegate.storage.manifest import Manifest, SourceStream, StageShape, TableAddress
+from tidegate.storage.manifest import SourceStream, TableAddress
 from tidegate.storage.memory import Memory
 
 SCHEMA = StructType([StructField("id", LongType())])
-BUILT = SimpleNamespace(schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,))
+BUILT = SimpleNamespace(schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,), has_event_time=False)
 
 
 class Broken(Exception):
@@ -102,12 +103,24 @@ def check_newest(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "build", lambda *_: BUILT)
-    conf = SimpleNamespace(get=lambda _key, default: default)
-    monkeypatch.setattr(run, "StageSessions", lambda _: SimpleNamespace(of_stages=SimpleNamespace(conf=conf)))
-    monkeypatch.setattr(run, "states_of", lambda _: nullcontext(lambda _stage: None))
+    monkeypatch.setattr(fitting, "StageSessions", lambda _: SimpleNamespace())
+    monkeypatch.setattr(fitting, "states_of", lambda _: nullcontext(lambda _stage: None))
     monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(RunSession, "check", lambda *_: None)
-    monkeypatch.setattr(run._Run, "_start", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_watch_sources", lambda *_: None)
+    monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+
+
+def before_it_opens(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:
+    """Something happens when a run has checked everything, and is about to open a generation."""
+    real = Root.claim_anew
+
+    def late(root: Root) -> None:
+        monkeypatch.setattr(Root, "claim_anew", real)
+        act()
+        real(root)
+
+    monkeypatch.setattr(Root, "claim_anew", late)
 
 
 @pytest.mark.parametrize("existed", [True, False])
@@ -117,7 +130,6 @@ def test_a_run_that_is_taken_over_while_it_starts_gives_way_and_deletes_nothing(
 ) -> None:
     if existed:
         (tmp_path / "root").mkdir()
-    real_open = Root.open
     taken_over: list[str] = []
 
     def once() -> None:
@@ -131,16 +143,10 @@ def test_a_run_that_is_taken_over_while_it_starts_gives_way_and_deletes_nothing(
             raise Broken
         return BUILT
 
-    def open_late(root: Root, *arguments: Any) -> Any:
-        monkeypatch.setattr(Root, "open", real_open)
-        once()
-        return real_open(root, *arguments)
-
     if when == "as it opens":
-        monkeypatch.setattr(Root, "open", open_late)
+        before_it_opens(monkeypatch, once)
     else:
         monkeypatch.setattr(queries, "build", build)
-    monkeypatch.setattr(Root, "recovered", lambda root, *_: (root.decisions.read(), None))
     with pytest.raises(Broken if "fails" in when else Superseded):
         pipeline_of(tmp_path).run(tmp_path / "root")
     check_newest(tmp_path)
@@ -156,12 +162,11 @@ def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
         raise StageFailed("rows", "out of memory")
 
     def pause(_stop: object, _seconds: float) -> bool:
-        root = Root(tmp_path / "root", "flat")
-        assert root.open(root.decisions.read(), None, {}) is not None
+        open_next(Root(tmp_path / "root", "flat"))
         return False
 
     monkeypatch.setattr(run._Run, "_drive", drive)
-    monkeypatch.setattr(run._Stop, "wait", pause)
+    monkeypatch.setattr(Stop, "wait", pause)
     with pytest.raises(Superseded):
         pipeline_of(tmp_path).run(tmp_path / "root")
     assert driven == [1]
@@ -187,7 +192,6 @@ def test_of_two_roots_that_start_at_once_one_is_refused_before_it_stages_anythin
     table = CountingTable(tmp_path / "lake" / "table")
     winner = table.bind(SinkPlace("flat", "table", Memory(), root="winner"))
     staged = Path(staged_by(winner, 1).location()) / "part-0.parquet"
-    real_open = Root.open
 
     def win() -> None:
         winner.prepare_table(SCHEMA)
@@ -195,15 +199,11 @@ def test_of_two_roots_that_start_at_once_one_is_refused_before_it_stages_anythin
         staged.parent.mkdir(parents=True)
         staged.touch()
 
-    def open_late(root: Root, *arguments: Any) -> Any:
-        win()
-        return real_open(root, *arguments)
-
     if when == "before it checks the table":
         win()
     else:
-        monkeypatch.setattr(Root, "open", open_late)
-    monkeypatch.setattr(run._Run, "_start", lambda *_: pytest.fail("it goes on"))
+        before_it_opens(monkeypatch, win)
+    monkeypatch.setattr(Launch, "__call__", lambda *_: pytest.fail("it goes on"))
     with pytest.raises(ForeignTable, match="belongs to another root of pipeline 'flat', for its sink 'table'"):
         pipeline_of(tmp_path).run(tmp_path / "root")
     assert staged.exists()
@@ -215,7 +215,7 @@ def test_a_root_keeps_its_id_also_when_a_run_that_failed_has_removed_it_meanwhil
     assert Root(tmp_path / "root", "flat").id == root.id
     assert Root(tmp_path / "another", "flat").id != root.id
     (tmp_path / "root" / "pipeline.json").unlink()
-    assert root.open(DecisionLog(), None, {}) is not None
+    open_next(root)
     assert Root(tmp_path / "root", "flat").id == root.id
 
 
@@ -224,7 +224,7 @@ def test_a_root_that_was_made_anew_meanwhile_is_not_opened(tmp_path: Path) -> No
     (tmp_path / "root" / "pipeline.json").unlink()
     assert Root(tmp_path / "root", "flat").id != root.id
     with pytest.raises(ForeignRoot, match="made anew by another run"):
-        root.open(DecisionLog(), None, {})
+        open_next(root)
 
 
 @pytest.mark.parametrize(
@@ -277,9 +277,10 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
     take_over(tmp_path)
     table.path.rename(tmp_path / "moved")
     pipeline_of(tmp_path, sink=CountingTable(tmp_path / "moved")).run(tmp_path / "root")
-    sealed = driven[0].stages["table"].sealed()
-    assert sealed is not None
-    assert [Path(each.path).parents[4] for each in decode_committable(sealed).files] == [tmp_path / "moved"]
+    start = driven[0].stages["table"].start
+    assert start is not None
+    assert start.committable is not None
+    assert [Path(each.path).parents[4] for each in decode_committable(start.committable).files] == [tmp_path / "moved"]
 
 
 def test_a_table_that_neither_shows_nor_has_staged_what_a_checkpoint_has_sealed_was_put_back(tmp_path: Path) -> None:
@@ -317,17 +318,10 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
 
 def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is the first run that creates the table."""
-    opened: list[dict[str, StageShape]] = []
-    real_open = Root.open
-
-    def remember(root: Root, log: DecisionLog, base: Manifest | None, shape: dict[str, StageShape]) -> Opened | None:
-        opened.append(shape)
-        return real_open(root, log, base, shape)
-
-    monkeypatch.setattr(Root, "open", remember)
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    driven: list[Generation] = []
+    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation))
     pipeline_of(tmp_path).run(tmp_path / "root")
-    table = opened[0]["table"].table
+    table = driven[0].shape["table"].table
     assert table is not None
     assert table.identity == tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path)).identity()
     assert table.identity is not None

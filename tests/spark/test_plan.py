@@ -24,7 +24,6 @@ from tidegate.spark.plan import states_of
 from tidegate.spark.state import _Comparison
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
-from tidegate.storage.local import files_under
 from tidegate.storage.manifest import StageState
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -302,7 +301,7 @@ def test_changed_state_is_refused_before_anything_changes_and_changed_windows_ar
     here.conf.unset(PARTITIONS)
     run_to_end(counted(tmp_path), root, of_a_larger_machine)
     said = ("lock", "status.json", "status.reserve")
-    before = {path: path.stat().st_mtime_ns for path in files_under(root) if path.name not in said}
+    before = {path: path.stat().st_mtime_ns for path in root.rglob("*") if path.is_file() and path.name not in said}
     decided = list(StoredDecisions(Folder(root)).read())
     refused = {
         "key": "stage 'windows' cannot go on with its state of .*: its aggregation has key key: string in addition. "

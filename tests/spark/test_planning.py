@@ -54,9 +54,10 @@ def watched() -> Iterator[Callable[..., tuple[PlanningWatch, Any]]]:
     watches: list[PlanningWatch] = []
 
     def watch(query: Query, why: str | None = None) -> tuple[PlanningWatch, Any]:
-        source: Any = SimpleNamespace(name="orders", query=query, batch=-1, ended=False)
+        progress: Any = SimpleNamespace(query=query, batch=-1, has_ended=False)
+        source: Any = SimpleNamespace(name="orders", progress=progress)
         watches.append(PlanningWatch([source], lambda _name: why))
-        return watches[-1], source
+        return watches[-1], progress
 
     yield watch
     for each in watches:

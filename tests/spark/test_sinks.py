@@ -21,7 +21,7 @@ from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, StageFailed, TidegateError, UnknownCheckpoint
 from tidegate.protocol.commit import CommitPermit
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, SinkPlace
-from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +15,21 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tidegate.engine.cleaning import CleaningPlan
 from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, StoreUnavailable
+from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Segment, SegmentFile
-from tidegate.protocol.retention import StoredFile, deletable
-from tidegate.spark import snapshot
-from tidegate.spark.filelog import is_committed, write_log
+from tidegate.protocol.retention import deletable
+from tidegate.spark.filelog import StageSource, is_committed, restart_source_logs, write_log
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import examine
+from tidegate.storage.inspection import InspectedRoot, examine
 from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
+from tidegate.storage.memory import Memory
 from tidegate.storage.paths import RootPaths
 
 STAGE = "counted"
@@ -226,11 +228,11 @@ class Kept:
         self.checkpoints += 1
         return self.snapshotter.take(Folder(self.checkpoint), self.checkpoints, batch, full=full)
 
-    @property
-    def unneeded(self) -> list[str]:
-        """What a clean-up would delete that runs now, with no checkpoint retained."""
-        stored = [StoredFile(name, 1) for name in self.files.list("generations/000001/snapshots")]
-        return [file.path for file in deletable(DecisionLog(), 1, {}, stored, self.snapshotter.in_use)]
+    def unneeded(self, visible: int, retained: Iterable[SnapshotFile] = ()) -> list[str]:
+        """What a clean-up would delete after a checkpoint that all tables show, by what the retained one refers to."""
+        stored = CleaningPlan(self.files, 1, visible, consumed=(), abandoned=()).listed()
+        references = {visible: frozenset(file.stored for file in retained)}
+        return [file.path for file in deletable(references, 1, references, stored)]
 
 
 def test_a_snapshot_names_size_and_checksum_of_files_that_outlive_sparks_own(tmp_path: Path) -> None:
@@ -243,7 +245,6 @@ def test_a_snapshot_names_size_and_checksum_of_files_that_outlive_sparks_own(tmp
         data = kept.paths.absolute(file.stored).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file.size_bytes, file.sha256)
     assert new_bytes == sum(file.size_bytes for file in files)
-    assert kept.snapshotter.in_use == {file.stored for file in files}
 
 
 def test_the_next_snapshot_adds_only_what_is_new(tmp_path: Path) -> None:
@@ -262,19 +263,20 @@ def test_the_next_snapshot_adds_only_what_is_new(tmp_path: Path) -> None:
     assert {kept.paths.absolute(file.stored).stat().st_ino for file in second} == inodes
 
 
-def test_what_a_checkpoint_needs_that_is_yet_to_be_decided_is_in_use_until_then(tmp_path: Path) -> None:
+def test_what_was_kept_for_a_checkpoint_is_not_deleted_before_a_later_one_is_shown(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     kept.checkpoint.mkdir(parents=True)
     checkpoint_folder(kept.checkpoint, 6, "-")
-    for batch in (1, 3, 5):
-        kept.take(batch)
-    assert kept.unneeded == []
-    kept.snapshotter.forget(1)
-    gone = sorted(path.split("/snapshots/")[1].split("/", 1)[1] for path in kept.unneeded)
+    first, second, third = (kept.take(batch)[0] for batch in (1, 3, 5))
+    assert kept.unneeded(1) == []
+    gone = sorted(path.split("/ckpt-000001/")[1] for path in kept.unneeded(2, second))
     assert gone == ["commits/0", "commits/1", "offsets/0", "offsets/1"]
+    needed = {file.stored for file in (*second, *third)}
+    assert set(kept.unneeded(3, third)) == {file.stored for file in (*first, *second)} - {file.stored for file in third}
+    assert not set(kept.unneeded(2, second)) & needed, "also of those that are yet to be decided"
 
 
-def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
+def test_what_a_snapshot_has_linked_that_failed_is_deleted_and_no_later_one_refers_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = Kept(tmp_path)
@@ -292,16 +294,41 @@ def test_what_a_snapshot_has_linked_that_failed_is_kept_for_the_next(
         patch.setattr(Folder, "keep", keep_on_a_full_disk)
         with pytest.raises(StoreUnavailable, match="No space left"):
             kept.take(2)
-    unneeded: list[str] = []
+    left = kept.files.list("generations/000001/snapshots")
+    assert left
+    files, _ = kept.take(2)
+    assert not {file.stored for file in files} & set(left)
+    assert kept.unneeded(2, files) == left
 
-    def look_while_a_snapshot_begins(checkpoint: Files, batch: int, **options: Any) -> list[str]:
-        unneeded.extend(kept.unneeded)
-        return files_at(checkpoint, batch, **options)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(snapshot, "files_at", look_while_a_snapshot_begins)
-        files, _ = kept.take(2)
-    assert not {file.stored for file in files} & set(unneeded)
+def taken_and_restored(root: Files, template: Path) -> tuple[list[tuple[SnapshotFile, ...]], list[str]]:
+    """Two snapshots, the second of them full; and what is there when it is restored as the next generation."""
+    spark = root.at(RootPaths.spark_checkpoint(1, STAGE), durable=False)
+    for path in sorted(path for path in template.rglob("*") if path.is_file()):
+        spark.write(path.relative_to(template).as_posix(), path.read_bytes())
+    snapshotter = Snapshotter(root, 1, STAGE, {}, reads_gates=True)
+    taken = [snapshotter.take(spark, number, 2 + number, full=number == 2)[0] for number in (1, 2)]
+    restored = root.at(RootPaths.spark_checkpoint(2, STAGE), durable=False)
+    restore_checkpoint(root, taken[1], restored, STAGE)
+    restart_source_logs(restored, 4, [StageSource("rows", 0)])
+    root.delete(root.list("generations/000001/stages"))
+    assert all(is_whole(root, file) for file in (*taken[0], *taken[1]))
+    assert restored.location() in (restored.read("state/0/_metadata/v2/0") or b"").decode()
+    return taken, root.list()
+
+
+def test_a_snapshot_in_memory_is_as_one_in_a_folder(tmp_path: Path) -> None:
+    template = checkpoint_folder(tmp_path / "template", 6, "-")
+    touch(template, "state/0/0/SSTs/one.sst", *(f"state/0/0/{version}_aa.changelog" for version in range(1, 6)))
+    full_snapshot(template / "state/0/0/3_aa.zip", "one.sst")
+    named = template / "state/0/_metadata/v2/0"
+    named.parent.mkdir(parents=True)
+    named.write_text(f'v2\n{{"paths":["/old/generations/000001/stages/{STAGE}/spark/state/0"]}}', encoding="utf-8")
+    in_memory, in_folder = (
+        taken_and_restored(files, template) for files in (Memory(), Folder(tmp_path / "root", fsync=False))
+    )
+    assert in_memory == in_folder
+    assert any("/ckpt-" in name for name in in_memory[1])
 
 
 def with_state(folder: Path, batches: int = 3) -> Kept:
@@ -322,7 +349,6 @@ def test_a_full_snapshot_stores_every_file_anew_and_refers_to_no_other_checkpoin
     full, new_bytes = kept.take(2, full=True)
     assert new_bytes == sum(file.size_bytes for file in full)
     assert not {file.stored for file in first} & {file.stored for file in full}
-    assert kept.snapshotter.in_use >= {file.stored for file in full}
     others = [kept.paths.absolute(file.stored) for file in first] + [kept.checkpoint / file.name for file in full]
     for path in others:
         path.write_bytes(b"damaged")
@@ -338,10 +364,9 @@ def test_the_snapshot_after_a_full_one_builds_on_it(tmp_path: Path) -> None:
     assert added == {"offsets/3", "commits/3", "state/0/0/4_aa.changelog"}
     assert new_bytes == sum(file.size_bytes for file in later if file.name in added)
     assert {file for file in later if file.name not in added} <= set(full)
-    kept.snapshotter.forget(3)
     needed = {file.stored for file in later}
     stored = set(kept.files.list("generations/000001/snapshots"))
-    assert set(kept.unneeded) == stored - needed, "what was kept for the time of copying goes too"
+    assert set(kept.unneeded(3, later)) == stored - needed, "what was kept for the time of copying goes too"
 
 
 def test_what_spark_has_deleted_is_copied_from_what_an_older_checkpoint_keeps(tmp_path: Path) -> None:
@@ -364,7 +389,7 @@ def test_a_full_snapshot_vouches_for_nothing_that_was_damaged(tmp_path: Path) ->
     flip(stored)  # and Spark's own, which is the same file
     with pytest.raises(DamagedCheckpoint, match=rf"{damaged.stored} is not what it was: checksum differs"):
         kept.take(2, full=True)
-    assert not [path for path in kept.paths.root.rglob("ckpt-*/**/*") if path.is_file()], "nothing half done stays"
+    assert not [path for path in kept.paths.root.rglob("ckpt-*/full/**/*") if path.is_file()], "nothing half done stays"
     stored.unlink()
     with pytest.raises(DamagedCheckpoint, match=rf"{damaged.stored} is gone"):
         kept.take(2, full=True)
@@ -428,6 +453,8 @@ def a_checkpoint(folder: Path) -> tuple[Root, DecisionLog, StageSnapshot]:
     assert kept.paths.absolute(flying.path).stat().st_size == flying.size_bytes
     snapshot = StageSnapshot(
         cut=2,
+        cause=CutCause.FORCED,
+        over_bound=False,
         files=files,
         positions={"rows": 6},
         output_sequence=0,
@@ -441,7 +468,7 @@ def a_checkpoint(folder: Path) -> tuple[Root, DecisionLog, StageSnapshot]:
         new_bytes=new_bytes,
         total_bytes=new_bytes,
     )
-    manifest = Manifest(FORMAT, "shop", 5, 5, 1, 1, 0, False, "2026-01-01", 1, {}, {STAGE: snapshot})
+    manifest = Manifest(FORMAT, "shop", 5, 5, 1, 1, 0, False, "2026-01-01", 1, None, {}, {STAGE: snapshot})
     data, sha256 = encode_manifest(manifest)
     root = Root(kept.paths.root, "shop")
     name = root.paths.manifest(1, 5)
@@ -656,8 +683,10 @@ def test_a_join_of_two_streams_that_is_restored_goes_on_with_the_very_same_rows(
 @pytest.mark.spark
 @pytest.mark.slow
 def test_stages_that_have_read_many_segments_are_restored_again_and_again(spark: SparkSession, tmp_path: Path) -> None:
-    """A query that starts wants all of its source log, of which a gate's is trimmed."""
+    """A query that starts wants all of its source log, of which a gate's is trimmed. And of a full snapshot it wants
+    nothing that another checkpoint keeps."""
     pipeline = tg.Pipeline("again")
+    root = tmp_path / "root"
 
     @pipeline.source
     def rows(spark: SparkSession) -> DataFrame:
@@ -667,11 +696,24 @@ def test_stages_that_have_read_many_segments_are_restored_again_and_again(spark:
     def copied(rows: DataFrame) -> DataFrame:
         return rows.select("id")
 
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "keys"))
+    def keys(rows: DataFrame) -> DataFrame:
+        return rows.dropDuplicates(["key"]).select("key")
+
+    def run_once() -> None:
+        run_to_end(pipeline, root, spark, full_snapshots=True)
+        inspected = InspectedRoot(root)
+        newest = inspected.manifest(inspected.retained()[-1]).references()
+        for path in root.glob("generations/*/snapshots/**/*"):
+            if path.is_file() and path.relative_to(root).as_posix() not in newest:
+                path.unlink()
+
     written = 0
     for files in (1, 5):  # a first batch has none before it, which Spark treats apart
         write_input(tmp_path / "in", files, 4, first_file=written)
         written += files
-        run_to_end(pipeline, tmp_path / "root", spark)
+        run_once()
         # Once more, with nothing to do: a checkpoint of a stage that has run no batch since it was restored.
-        run_to_end(pipeline, tmp_path / "root", spark)
+        run_once()
         assert table_rows(tmp_path / "lake" / "copied", ["id"]) == {(each,): 1 for each in range(4 * written)}
+        assert table_rows(tmp_path / "lake" / "keys", ["key"]) == {(f"k{each % 5}",): 1 for each in range(4 * written)}

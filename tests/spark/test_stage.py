@@ -15,7 +15,7 @@ from pyspark.errors import StreamingQueryException
 from tests.spark.played import Played, PlayedPipeline, played
 from tidegate.engine import generation
 from tidegate.engine.options import Bounds
-from tidegate.engine.stage import RunningStage
+from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
@@ -48,19 +48,18 @@ def test_a_segment_that_one_of_two_sources_has_consumed_is_not_consumed(tmp_path
         joined.consume(0, 0, segment, 1)
         joined.write(joined.output / "part-0.parquet", '{"logOffset":0}', "-")
         checkpoint_id = pipeline.generation.trigger()
+        pipeline.poll_until(lambda: stage.part_of(checkpoint_id, 0).progress == "catching_up")
         poll(pipeline)
-        assert stage.batch == -1
+        assert stage.part_of(checkpoint_id, 0).progress == "catching_up"
+        assert stage.progress.batch == -1
         assert stage.channel.sequence == 0
-        assert pipeline.generation.is_under_way(checkpoint_id)
-        assert stage.aligner.waiting_for(checkpoint_id) == frozenset()
-        assert list(stage.aligner.checkpoints) == [checkpoint_id]
         joined.consume(1, 0, segment, 1)
         joined.write(joined.output / "part-1.parquet", '{"logOffset":0}', '{"logOffset":0}')
         poll(pipeline)
-        assert stage.batch == 1
+        assert stage.progress.batch == 1
         assert stage.channel.sequence == 2
-        assert not stage.aligner.checkpoints
-        assert stage.lag == 0
+        assert stage.checkpoints.has_cut(checkpoint_id)
+        assert stage.inputs.lag == 0
 
 
 def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_after(tmp_path: Path) -> None:
@@ -70,6 +69,7 @@ def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_afte
         pipeline.checkpoint()
         pipeline.table.may_commit.clear()
         pipeline.one_batch_each()
+        consumed = pipeline.played["rows"].output / "part-000000001.parquet"
         slow = generation.trigger()
         pipeline.poll_until(lambda: generation.completed(slow))
         written: list[Path] = []
@@ -80,7 +80,7 @@ def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_afte
             under_way.append(generation.trigger())
             pipeline.poll_until(lambda: "rows" not in generation.coordinator.missing(under_way[-1]))
         pipeline.table.may_commit.set()
-        pipeline.poll_until(lambda: pipeline.table.batches == [0, 1] and generation._cleaning is None)
+        pipeline.poll_until(lambda: pipeline.table.batches == [0, 1] and not consumed.exists())
         for path in written:
             handed_on = pipeline.played["middle"].run_batch(path)
             generation.poll()
@@ -100,7 +100,7 @@ def test_a_stage_that_spark_has_overrun_says_so(tmp_path: Path, polled: int) -> 
             pipeline.one_batch_each()
         for _ in range(150):
             pipeline.played["rows"].run_batch()
-        pipeline.generation.stages["rows"].query = waiting(is_active=False)
+        pipeline.generation.stages["rows"].progress.query = waiting(is_active=False)
         pipeline.generation.poll()
         with pytest.raises(StageFailed, match=f"'rows' failed: batch {polled} was committed and deleted"):
             pipeline.generation.check_queries()
@@ -150,21 +150,21 @@ def test_a_query_that_ends_without_an_error_has_failed_its_stage(tmp_path: Path,
     with played(tmp_path) as pipeline:
         pipeline.one_batch_each()
         stage = pipeline.generation.stages[name]
-        stage.query = waiting(is_active=False)
+        stage.progress.query = waiting(is_active=False)
         pipeline.generation.poll()
         with pytest.raises(StageFailed, match=f"'{name}' {STOPPED}"):
             pipeline.generation.check_queries()
-        assert not stage.ended
+        assert not stage.progress.has_ended
 
 
 def test_a_source_may_end_when_all_that_is_available_is_consumed_but_not_within_a_batch(tmp_path: Path) -> None:
     with played(tmp_path) as pipeline:
-        source, spark = pipeline.generation.stages["rows"], pipeline.played["rows"]
+        source, spark = pipeline.generation.stages["rows"].progress, pipeline.played["rows"]
         source.may_end = True
         source.query = waiting(is_active=False)
         spark.run_batch()
         pipeline.generation.check_queries()
-        assert not source.ended  # its last batch is not taken up yet
+        assert not source.has_ended  # its last batch is not taken up yet
         pipeline.generation.poll()
         begun = spark.checkpoint / "offsets" / "1"
         begun.touch()
@@ -172,7 +172,7 @@ def test_a_source_may_end_when_all_that_is_available_is_consumed_but_not_within_
             pipeline.generation.check_queries()
         begun.unlink()
         pipeline.generation.check_queries()
-        assert source.ended
+        assert source.has_ended
 
 
 def after_one_batch(pipeline: PlayedPipeline) -> tuple[RunningStage, Played]:
@@ -187,27 +187,27 @@ def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) ->
     """Such as one without data, which a watermark that has moved makes Spark run."""
     with played(tmp_path) as pipeline:
         stage, spark = after_one_batch(pipeline)
-        stage.query = waiting()
-        idle = [stage.is_idle]
+        stage.progress.query = waiting()
+        idle = [stage.progress.is_idle]
         spark.write(spark.output / "late.parquet", '{"logOffset":0}')
-        idle.append(stage.is_idle)
+        idle.append(stage.progress.is_idle)
         pipeline.generation.poll()
-        assert [*idle, stage.is_idle] == [True, False, True]
+        assert [*idle, stage.progress.is_idle] == [True, False, True]
 
 
 def test_a_query_that_never_waits_is_done_when_its_batches_are_in_vain(tmp_path: Path) -> None:
     """Timers in processing time make Spark run one batch after the other."""
     with played(tmp_path) as pipeline:
         stage, spark = after_one_batch(pipeline)
-        stage.query = waiting(message="Processing new data")
-        useful = stage.last_useful_batch
-        idle = [stage.is_idle]
+        stage.progress.query = waiting(message="Processing new data")
+        useful = stage.progress.last_useful_batch
+        idle = [stage.progress.is_idle]
         for _ in range(3):
             spark.write_nothing('{"logOffset":0}')
             pipeline.generation.poll()
-            idle.append(stage.is_idle)
+            idle.append(stage.progress.is_idle)
         assert idle == [False, False, False, True]
-        assert stage.last_useful_batch == useful
+        assert stage.progress.last_useful_batch == useful
 
 
 def test_a_segment_that_was_deleted_while_it_was_read_fails_the_stage(tmp_path: Path) -> None:
@@ -228,6 +228,7 @@ def test_a_backlog_that_is_too_large_to_be_captured_is_told(tmp_path: Path, capl
             pipeline.played["rows"].run_batch()
         pipeline.generation.poll()
         checkpoint_id = pipeline.generation.trigger()
+        pipeline.poll_until(lambda: "in flight" in caplog.text)
         for _ in range(5):
             pipeline.generation.poll()
         assert pipeline.generation.is_under_way(checkpoint_id)
@@ -281,7 +282,7 @@ def test_a_stage_whose_files_the_disk_does_not_take_has_failed(tmp_path: Path, m
         real = os.fsync
 
         def fsync(handle: int) -> None:
-            if Path(f"/proc/self/fd/{handle}").readlink().match("snapshots/middle/offsets/0"):
+            if Path(f"/proc/self/fd/{handle}").readlink().match("snapshots/middle/ckpt-000001/offsets/0"):
                 raise OSError(errno.EIO, "Input/output error")
             real(handle)
 
@@ -319,7 +320,7 @@ def test_a_source_that_fails_while_it_is_being_paused_is_told_by_its_own_cause(t
     with played(tmp_path, bounds=Bounds(BacklogBound(max_segments=1))) as pipeline:
         failing = waiting()
         failing.exception = lambda: failure
-        pipeline.generation.stages["rows"].query = failing
+        pipeline.generation.stages["rows"].progress.query = failing
         pipeline.generation.may_pause("rows", lambda _checkpoint, _output: waiting())
         pipeline.played["rows"].run_batch()
         pipeline.played["rows"].run_batch()

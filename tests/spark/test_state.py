@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tidegate.errors import PipelineChanged
+from tidegate.protocol.aligner import CutCause
 from tidegate.spark.plan import AGGREGATION, DEDUPLICATION, JOIN, TRANSFORM
 from tidegate.spark.state import check_state, settings_not_taken, state_mismatch
 from tidegate.storage.folder import Folder
@@ -54,12 +55,12 @@ def of(operator: StateOperator, **fields: Any) -> StateOperator:
 
 
 def snapshot(cut: int | None, files: tuple[SnapshotFile, ...] = ()) -> StageSnapshot:
-    return StageSnapshot(cut, files, {}, 0, {}, (), None, None, 0, 0, 0, 0, 0)
+    return StageSnapshot(cut, CutCause.ALIGNED, False, files, {}, 0, {}, (), None, None, 0, 0, 0, 0, 0)
 
 
 def compared(then: StageState | None, now: StageState | None, cut: int | None = 7) -> list[str]:
     shapes = [{"counts": StageShape("stage", ("rows",), "append", "struct<>", state=each)} for each in (then, now)]
-    base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, shapes[0], {"counts": snapshot(cut)})
+    base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, None, shapes[0], {"counts": snapshot(cut)})
     return check_state(base, shapes[1])
 
 
@@ -290,7 +291,7 @@ def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path
     with_state = StageShape("stage", ("rows",), "append", "struct<>", state=state(AGGREGATE))
     shape = {"a": with_state, "b": with_state, "c": msgspec.structs.replace(with_state, state=state())}
     stages = {name: snapshot(7, (file,)) for name in shape}
-    base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, shape, stages)
+    base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, None, shape, stages)
 
     now = {"spark.sql.shuffle.partitions": "8", "spark.sql.streaming.multipleWatermarkPolicy": "min"}
     (told,) = settings_not_taken(Folder(tmp_path), base, shape, now.get)

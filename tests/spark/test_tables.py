@@ -18,7 +18,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
-from tidegate.sinks.delta import BoundDeltaTable
+from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]

@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 import tidegate as tg
 from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.engine.generation import Generation
+from tidegate.protocol.aligner import CutCause
 from tidegate.storage.inspection import InspectedRoot
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -51,6 +52,7 @@ def test_what_is_in_flight_at_a_crash_arrives_once(tmp_path: Path, spark: SparkS
         retained = InspectedRoot(root).retained() if (root / "pipeline.json").exists() else []
         if retained and not retained[-1].aligned:
             manifest = InspectedRoot(root).manifest(retained[-1])
+            assert manifest.stages["slow"].cause is CutCause.ALWAYS
             captured = sum(len(segments) for segments in manifest.stages["slow"].in_flight.values())
             raise Crash
 

@@ -51,7 +51,8 @@ def test_what_the_watermark_closed_before_a_crash_is_written_out_after_it(tmp_pa
 
     def crash_behind_the_first_batch(_status: RunStatus) -> None:
         retained = InspectedRoot(root).retained() if (root / "pipeline.json").exists() else []
-        if retained and InspectedRoot(root).manifest(retained[-1]).stages["slow"].cut == 0:
+        if retained and (manifest := InspectedRoot(root).manifest(retained[-1])).stages["slow"].cut == 0:
+            assert manifest.min_watermark_ms is None, "the stage with event time has none yet"
             raise Crash
 
     pipeline = windowed(tmp_path / "crashed")
@@ -60,6 +61,15 @@ def test_what_the_watermark_closed_before_a_crash_is_written_out_after_it(tmp_pa
     assert not as_rows(table_rows(tmp_path / "crashed" / "lake", ["start", "value"]))
     run_to_end(pipeline, root, spark)
     assert table_rows(tmp_path / "crashed" / "lake", ["start", "value"]) == expected
+    inspected = InspectedRoot(root)
+    last = inspected.manifest(inspected.retained()[-1])
+    assert {name: shape.has_event_time for name, shape in last.shape.items()} == {
+        "rows": False,
+        "slow": True,
+        "table": False,
+    }
+    # The last row is of 119 s, and late ones may be so by 10 s.
+    assert last.min_watermark_ms == last.stages["slow"].watermark_ms == 1_767_225_600_000 + 109_000
 
 
 def test_a_stage_whose_first_input_has_delivered_nothing_is_restored_and_writes_out_what_was_closed(

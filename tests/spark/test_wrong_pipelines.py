@@ -658,7 +658,7 @@ def changed(stage: str, **fields: Any) -> dict[str, StageShape]:
 def test_a_pipeline_that_no_longer_fits_its_checkpoint_is_refused(
     shape: dict[str, StageShape], words: tuple[str, ...]
 ) -> None:
-    manifest = Manifest(FORMAT, "orders", 7, 7, 1, 1, 0, True, "2026-01-01", 1, SHAPE, {})
+    manifest = Manifest(FORMAT, "orders", 7, 7, 1, 1, 0, True, "2026-01-01", 1, None, SHAPE, {})
     check_shape(manifest, SHAPE)
     with pytest.raises(PipelineChanged) as refused:
         check_shape(manifest, shape)

@@ -17,7 +17,6 @@ from tests.full_disk import fill
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder, link
-from tidegate.storage.local import overwrite, write_whole
 from tidegate.storage.lock import RootLock, holder
 from tidegate.storage.system import say
 
@@ -37,7 +36,7 @@ def locked(path: Path) -> str:
 
 def main(disk: Path) -> None:
     store = Folder(disk / "root")
-    store.write("kept", b"x")
+    store.write("kept", b" " * 4096)
     decisions = StoredDecisions(store)
     overwritten = disk / "overwritten"
     overwritten.write_bytes(b" " * 4096)
@@ -48,19 +47,20 @@ def main(disk: Path) -> None:
     filler = fill(disk)
     (disk / "linked").hardlink_to(overwritten)
     found = {
-        "put": said(lambda: store.write("decisions/1", b"some more")),
-        "claim": said(lambda: decisions.claim(DecisionLog().opening("me", None))),
-        "write_whole": said(lambda: write_whole(disk / "whole", b"y" * 10_000)),
+        "write": said(lambda: store.write("decisions/1", b"y" * 10_000)),
+        "copy": said(lambda: store.copy("copied", store, "kept")),
+        "claim": said(lambda: decisions.create(DecisionLog().opening("me", None))),
         "delta": said(lambda: deltalake.write_deltalake(disk / "table", rows, mode="append"), disk / "table"),
         "lock": said(lambda: locked(disk / "new-lock")),
     }
-    overwrite(overwritten, b"last words")
-    found["overwritten"] = overwritten.read_bytes()[:10].decode()
+    store.overwrite("kept", b"last words")
+    found["overwritten"] = (store.read("kept") or b"")[:10].decode()
     found["lock that was there"] = str(locked(before) == str(os.getpid()))
-    found["left behind"] = ",".join(sorted(path.name for path in disk.glob(".*")))
+    found["left behind"] = ",".join(sorted(path.name for path in (disk / "root" / "writing").iterdir()))
     filler.unlink()
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     found["read-only"] = said(lambda: store.write("decisions/1", b"some more"))
+    found["keep on a read-only disk"] = said(lambda: store.keep("other", store, "kept"))
     found["link on a read-only disk"] = said(lambda: link(overwritten, disk / "other"))
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     os.closerange(20, 4000)

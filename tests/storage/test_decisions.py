@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tidegate.engine.carrier import Clock, Now, carry_out
+from tidegate.engine.leading import deciding
 from tidegate.errors import DamagedLog, StoreUnavailable
+from tidegate.flows.requests import Asker, Patience
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog, encode_decision
+from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, Decision, DecisionLog, encode_decision
 from tidegate.protocol.retention import retained_after
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
@@ -28,10 +31,25 @@ def decisions(store: Folder) -> StoredDecisions:
     return StoredDecisions(store)
 
 
+class Hurried(Clock):
+    def sleep(self, delay_ms: int) -> None: ...
+
+
+def claim(decisions: StoredDecisions, proposed: Decision, give_up_ms: int = 30_000) -> tuple[ClaimAnswer, DecisionLog]:
+    """As a leader does it, but that no pause takes any time."""
+    clock = Hurried()
+    asker = Asker(Now(clock, lambda _: None), Patience(give_up_ms=give_up_ms))
+    return carry_out(asker.claim(proposed), deciding(decisions), clock)
+
+
+def trim(decisions: StoredDecisions, log: DecisionLog) -> None:
+    decisions.trim(log.first_slot, log.kept_before_start)
+
+
 def opened(decisions: StoredDecisions, claimant: str = "me") -> DecisionLog:
     log = decisions.read()
     newest = log.newest
-    answer, log = decisions.claim(log.opening(claimant, None if newest is None else newest.checkpoint_id))
+    answer, log = claim(decisions, log.opening(claimant, None if newest is None else newest.checkpoint_id))
     assert answer is ClaimAnswer.WON
     return log
 
@@ -51,7 +69,7 @@ def completing(log: DecisionLog, claimant: str = "me", max_retained: int = 2) ->
 
 
 def completed(decisions: StoredDecisions, log: DecisionLog) -> DecisionLog:
-    answer, log = decisions.claim(completing(log))
+    answer, log = claim(decisions, completing(log))
     assert answer is ClaimAnswer.WON
     return log
 
@@ -75,7 +93,7 @@ def test_a_record_that_was_claimed_is_read_back(decisions: StoredDecisions) -> N
 def test_a_generation_that_lost_its_slot_to_another_is_superseded(decisions: StoredDecisions) -> None:
     empty = decisions.read()
     opened(decisions, "theirs")
-    answer, log = decisions.claim(empty.opening("mine", None))
+    answer, log = claim(decisions, empty.opening("mine", None))
     assert answer is ClaimAnswer.SUPERSEDED
     first = next(iter(log))
     assert first.claimant == "theirs"
@@ -85,7 +103,7 @@ def test_an_opening_that_lost_its_slot_to_a_checkpoint_is_reconsidered(decisions
     log = opened(decisions)
     late = log.opening("theirs", None)
     completed(decisions, log)
-    answer, log = decisions.claim(late)
+    answer, log = claim(decisions, late)
     assert answer is ClaimAnswer.RECONSIDER
     assert log.last_checkpoint_id == 1
 
@@ -94,15 +112,15 @@ def test_a_checkpoint_of_a_run_that_was_superseded_is_not_completed(decisions: S
     log = opened(decisions)
     late = completing(log)
     opened(decisions, "theirs")
-    answer, found = decisions.claim(late)
+    answer, found = claim(decisions, late)
     assert answer is ClaimAnswer.SUPERSEDED
     assert found.last_checkpoint_id == 0
 
 
 def test_a_claim_may_be_made_again(decisions: StoredDecisions) -> None:
     proposed = decisions.read().opening("me", None)
-    assert decisions.claim(proposed)[0] is ClaimAnswer.WON
-    assert decisions.claim(proposed)[0] is ClaimAnswer.WON
+    assert claim(decisions, proposed)[0] is ClaimAnswer.WON
+    assert claim(decisions, proposed)[0] is ClaimAnswer.WON
     assert len(decisions.read()) == 1
 
 
@@ -110,14 +128,14 @@ def exactly_one_of_many_opens(folder: Path, racers: int = 6) -> None:
     """All of them claim the next generation at the same time."""
     together = threading.Barrier(racers)
 
-    def claim(racer: int) -> ClaimAnswer:
+    def race(racer: int) -> ClaimAnswer:
         mine = StoredDecisions(Folder(folder))
         log = mine.read()
         together.wait()
-        return mine.claim(log.opening(f"racer-{racer}", None))[0]
+        return claim(mine, log.opening(f"racer-{racer}", None))[0]
 
     with ThreadPoolExecutor(racers) as threads:
-        answers = list(threads.map(claim, range(racers)))
+        answers = list(threads.map(race, range(racers)))
     assert answers.count(ClaimAnswer.WON) == 1
     assert answers.count(ClaimAnswer.SUPERSEDED) == racers - 1
 
@@ -147,18 +165,18 @@ class FailingStore(Folder):
 
 def test_a_write_that_failed_but_took_effect_is_won(tmp_path: Path) -> None:
     decisions = StoredDecisions(FailingStore(tmp_path, 1, writes=True))
-    assert decisions.claim(decisions.read().opening("me", None))[0] is ClaimAnswer.WON
+    assert claim(decisions, decisions.read().opening("me", None))[0] is ClaimAnswer.WON
 
 
 def test_a_write_that_failed_without_effect_is_made_again(tmp_path: Path) -> None:
     decisions = StoredDecisions(FailingStore(tmp_path, 3, writes=False))
-    assert decisions.claim(decisions.read().opening("me", None))[0] is ClaimAnswer.WON
+    assert claim(decisions, decisions.read().opening("me", None))[0] is ClaimAnswer.WON
 
 
 def test_a_store_that_never_writes_is_given_up(tmp_path: Path) -> None:
     decisions = StoredDecisions(FailingStore(tmp_path, 1_000_000, writes=False))
-    with pytest.raises(StoreUnavailable, match=r"could not create decisions/0+1.json \(tried 20 times\)"):
-        decisions.claim(decisions.read().opening("me", None))
+    with pytest.raises(StoreUnavailable, match=r"could not create decisions/0+1.json \(tried \d times\)"):
+        claim(decisions, decisions.read().opening("me", None), give_up_ms=3_000)
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -198,7 +216,7 @@ def test_a_record_that_is_torn_at_the_end_was_never_decided(
     assert store.read(RootPaths.decision(3)) == left
     for _ in range(5):
         log = completed(decisions, log)
-    decisions.trim(log)
+    trim(decisions, log)
     assert RootPaths.decision(3) not in store.list(RootPaths.DECISIONS)
 
 
@@ -247,7 +265,7 @@ def test_a_log_that_is_trimmed_while_it_is_read_is_not_damaged(tmp_path: Path) -
         now = theirs.read()
         for _ in range(2):
             now = completed(theirs, now)
-        theirs.trim(now)
+        trim(theirs, now)
 
     slow.meanwhile = complete_and_trim
     assert list(StoredDecisions(slow).read()) == list(theirs.read())
@@ -262,7 +280,7 @@ def test_trimming_deletes_what_lies_below_the_start_and_nothing_else(store: Fold
         log = completed(decisions, log)
     before = list(log)
     assert log.first_slot > 1
-    decisions.trim(log)
+    trim(decisions, log)
     assert store.list(RootPaths.DECISIONS) == [RootPaths.decision(record.slot) for record in before]
     assert list(decisions.read()) == before
 
@@ -272,10 +290,10 @@ def test_a_record_that_appears_in_a_trimmed_slot_means_nothing(store: Folder, de
     asleep = completing(log)
     for _ in range(5):
         log = completed(decisions, log)
-    decisions.trim(log)
+    trim(decisions, log)
     assert store.create(RootPaths.decision(asleep.slot), encode_decision(asleep))
     assert list(decisions.read()) == list(log)
-    decisions.trim(log)
+    trim(decisions, log)
     assert RootPaths.decision(asleep.slot) not in store.list(RootPaths.DECISIONS)
 
 
@@ -284,9 +302,9 @@ def test_a_run_that_slept_through_a_trim_is_superseded_though_it_could_write(dec
     log = opened(decisions, "theirs")
     for _ in range(5):
         log = completed(decisions, log)
-    decisions.trim(log)
+    trim(decisions, log)
     assert log.first_slot > asleep.slot
-    assert decisions.claim(asleep)[0] is ClaimAnswer.SUPERSEDED
+    assert claim(decisions, asleep)[0] is ClaimAnswer.SUPERSEDED
 
 
 # -- ids that were used -----------------------------------------------------------------------------

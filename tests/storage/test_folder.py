@@ -158,6 +158,18 @@ def test_a_folder_that_was_removed_is_made_again_and_forced_again(
     assert {"decisions", "root"} <= set(forced)
 
 
+def test_a_folder_that_was_pruned_is_forced_again(files: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write("generations/1/a", b"")
+    files.delete(["generations/1/a"])
+    files.prune("generations/1")
+    files.write("elsewhere", b"")
+    files.make_folder("generations/1")
+    forced = []
+    monkeypatch.setattr(os, "fsync", lambda handle: forced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    files.write("generations/1/b", b"")
+    assert "generations" in forced, "there is the name of the folder that is new"
+
+
 def test_what_spark_lives_on_is_not_forced(files: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", None)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidegate.errors import DamagedCheckpoint
-from tidegate.protocol.aligner import InFlight
+from tidegate.errors import DamagedCheckpoint, ForeignRoot
+from tidegate.protocol.aligner import CutCause, InFlight
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.storage.manifest import (
     FORMAT,
@@ -43,6 +43,8 @@ def a_segment(sequence: int) -> Segment:
 def a_snapshot() -> StageSnapshot:
     return StageSnapshot(
         cut=12,
+        cause=CutCause.TIMEOUT,
+        over_bound=True,
         files=(a_file("offsets/12"), a_file("commits/12")),
         positions={"orders": 4, "payments": 9},
         output_sequence=11,
@@ -73,8 +75,9 @@ def a_manifest() -> Manifest:
         aligned=True,
         triggered_at="2026-01-01T00:00:00.000+00:00",
         duration_ms=125,
+        min_watermark_ms=1_700_000_000_000,
         shape={
-            "joined": StageShape("stage", ("orders", "payments"), "append", "struct<id:bigint>"),
+            "joined": StageShape("stage", ("orders", "payments"), "append", "struct<id:bigint>", has_event_time=True),
             "orders": StageShape("source", (), "append", "struct<id:bigint>", None, (ORDERS,)),
         },
         stages={"joined": a_snapshot(), "orders": source},
@@ -190,7 +193,7 @@ def test_a_cut_off_manifest_is_refused() -> None:
         decode_manifest(data[:-1], sha256, NAME)
 
 
-@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 1, "pipeline": "\xff"}'])
+@pytest.mark.parametrize("junk", [b"", b"{", b"[]", b"\xff\xfe", b'{"format": 2, "pipeline": "\xff"}'])
 def test_what_is_no_manifest_is_refused_though_its_checksum_fits(junk: bytes) -> None:
     with pytest.raises(DamagedCheckpoint, match=f"{NAME} cannot be read"):
         decode_manifest(junk, hashlib.sha256(junk).hexdigest(), NAME)
@@ -241,7 +244,7 @@ def test_every_field_is_needed(field: str) -> None:
 def test_another_format_is_refused_by_its_number() -> None:
     plain = as_json()
     plain["format"] = FORMAT + 1
-    with pytest.raises(DamagedCheckpoint, match=f"{NAME} has format {FORMAT + 1}; this version reads format {FORMAT}"):
+    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads format {FORMAT}"):
         decoded(plain)
 
 
@@ -250,21 +253,23 @@ def test_another_format_is_refused_by_its_number_whatever_else_changed_with_it()
     plain["format"] = FORMAT + 1
     plain["stages"] = ["something", "quite", "else"]
     plain["surprise"] = 1
-    with pytest.raises(DamagedCheckpoint, match=f"{NAME} has format {FORMAT + 1}; this version reads format {FORMAT}"):
+    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads format {FORMAT}"):
         decoded(plain)
 
 
 def test_a_report_says_what_the_snapshot_says() -> None:
-    report = as_report("joined", a_snapshot(), checkpoint_id=7, attempt=1, generation=2)
+    report = as_report("joined", a_snapshot(), checkpoint_id=7, attempt=1, generation=2, has_event_time=True)
     assert (report.stage, report.checkpoint_id, report.attempt, report.generation) == ("joined", 7, 1, 2)
     assert (report.cut, report.positions, report.output_sequence) == (12, {"orders": 4, "payments": 9}, 11)
-    assert report.files == tuple(file.stored for file in a_snapshot().files)
+    flying = [file.path for sequence in (5, 6) for file in a_segment(sequence).files]
+    assert report.files == (*(file.stored for file in a_snapshot().files), *flying)
     assert report.in_flight == (InFlight("orders", 4, 6, 105 + 106),)
     assert report.source_position is None
-    assert report.watermark_ms == 1_700_000_000_000
+    assert (report.has_event_time, report.watermark_ms) == (True, 1_700_000_000_000)
+    assert (report.cause, report.over_bound, report.alignment_ms) == (CutCause.TIMEOUT, True, 20)
 
 
 def test_a_source_reports_where_it_has_read_to() -> None:
     snapshot = msgspec.structs.replace(a_snapshot(), source_positions=('{"logOffset":3}', '{"logOffset":4}'))
-    report = as_report("orders", snapshot, 7, 1, 2)
+    report = as_report("orders", snapshot, 7, 1, 2, has_event_time=False)
     assert report.source_position == '{"logOffset":3}, {"logOffset":4}'

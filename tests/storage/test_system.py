@@ -69,9 +69,9 @@ def test_whatever_meets_a_full_disk_or_another_limit_of_the_system_says_so(tmp_p
     disk = tmp_path / "disk"
     found = on_small_disk(disk, "1m", "tests.storage.refused")
     full = f"No space left on device (0.0 MB free on the disk at {disk}); free some space there"
-    assert found["put"] == f"could not write {disk}/root/decisions/1: {full}"
-    assert found["claim"] == f"could not create {disk}/root/decisions/000000000001.json: {full} (tried 20 times)"
-    assert found["write_whole"] == f"{disk / 'whole'}: {full}"
+    assert found["write"] == f"could not write {disk}/root/decisions/1: {full}"
+    assert found["claim"] == f"could not create {disk}/root/decisions/000000000001.json: {full}"
+    assert found["copy"] == f"could not copy {disk}/root/copied: {full}"
     assert "No space left on device" in found["delta"]
     assert found["delta"].endswith(f"(0.0 MB free on the disk at {disk}); free some space there")
     assert found["lock"] == f"the root {disk} cannot be used: {disk / 'new-lock'}: {full}"
@@ -79,6 +79,7 @@ def test_whatever_meets_a_full_disk_or_another_limit_of_the_system_says_so(tmp_p
     assert found["left behind"] == "", "half of a file keeps its room"
     read_only = "Read-only file system; mount that file system so that it can be written"
     assert found["read-only"] == f"could not write {disk}/root/decisions/1: {read_only}"
+    assert found["keep on a read-only disk"] == f"could not keep {disk}/root/other: {read_only}"
     assert found["link on a read-only disk"] == f"{disk / 'other'}: {read_only}"
     assert found["files"].startswith(f"{disk / 'overwritten'}: Too many open files; let this process have more")
     assert found["name"].endswith("File name too long; take a shorter path")

@@ -35,6 +35,11 @@ def test_the_url_that_python_gives_a_path_leads_back_to_it(tmp_path: Path) -> No
     assert plain_path(Path(odd.as_uri())) == odd
 
 
+@pytest.mark.parametrize("given", ["/data/orders/", "//data/orders", "/data/./x/../orders"])
+def test_a_plain_path_is_as_spark_names_it(given: str) -> None:
+    assert str(plain_path(given)) == "/data/orders"
+
+
 BUCKETS = ["s3://bucket/orders", "gs://bucket", "abfss://c@a.dfs.core.windows.net/x", "hdfs:///x", "dbfs:/x"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidegate.testing.simulator import Scenario, example_dag, random_scenario, simulate
+from tidegate.testing.simulator import Mishaps, Scenario, example_dag, random_scenario, simulate
 from tidegate.testing.simulator.dag import random_dag
 from tidegate.testing.simulator.world import Faults, Process, World
 
@@ -19,25 +19,36 @@ def test_a_thousand_seeds_break_no_guarantee(first: int) -> None:
 
 def test_the_seeds_cover_what_can_go_wrong() -> None:
     """A search that never aborts, falls back, refuses or changes its leader would prove nothing."""
-    outcomes = [simulate(seed) for seed in range(60)]
+    outcomes = [simulate(seed, trace=True) for seed in range(60)]
     assert sum(outcome.unaligned for outcome in outcomes) > 30
     assert sum(outcome.aborted for outcome in outcomes) > 30
     assert sum(outcome.crashes for outcome in outcomes) > 30
     assert sum(outcome.generations for outcome in outcomes) > 120
     assert any(outcome.refused for outcome in outcomes)
     assert sum(len(outcome.completions) for outcome in outcomes) > 300
+    happened = "\n".join(line for outcome in outcomes for line in outcome.trace)
+    for what in (
+        "the disk is full",
+        "the store stands still",
+        "is said to be taken",
+        "cannot go on: stage",
+        "steps down: instance",
+        "steps down: the store failed",
+        "is paused",
+    ):
+        assert what in happened
+
+
+def test_some_seeds_let_a_process_sleep_through_trimming() -> None:
+    traces = (simulate(seed, trace=True).trace for seed in range(500))
+    assert any("which was trimmed, is claimed" in line for trace in traces for line in trace)
 
 
 def quiet(seed: int) -> Scenario:
     return msgspec.structs.replace(
         random_scenario(seed, example_dag()),
         faults=Faults(),
-        crashes=0,
-        pauses=0,
-        spurious_elections=0,
-        drains=0,
-        damages=0,
-        power_losses=0,
+        mishaps=Mishaps(),
     )
 
 
@@ -45,8 +56,8 @@ def test_without_faults_one_generation_is_opened_and_all_rows_arrive() -> None:
     outcome = simulate(1, quiet(1))
     assert outcome.failure is None
     assert outcome.crashes == 0
-    # The second is the election that the simulator always holds when the faults end.
-    assert outcome.generations == 2
+    # When the faults end, the simulator always holds an election, and then lets a query die.
+    assert outcome.generations == 3
     assert outcome.visible == outcome.expected
 
 

@@ -167,6 +167,28 @@ class TakenAnswer(_Answer, tag="taken", kw_only=True):
     checkpoint: CheckpointStatus
 
 
+class CancelledAnswer(_Answer, tag="cancelled", kw_only=True):
+    """`tidegate cancel`: what was in progress is aborted, and the run goes on."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoints: Annotated[
+        tuple[CheckpointStatus, ...], Meta(description="those that were cancelled; none, if none was in progress")
+    ]
+
+
+class StoppedAnswer(_Answer, tag="stopped", kw_only=True):
+    """`tidegate stop`. A run that has not ended well is an error instead."""
+
+    root: Root
+    pipeline: PipelineName
+    state: Annotated[
+        Literal["stopping", "finished"],
+        Meta(description="`stopping`: the run has heard, and that it has ended was not waited for; `finished`"),
+    ]
+    why: Annotated[str | None, Meta(description="why it has ended; null while it is stopping")]
+
+
 class VerifyAnswer(_Answer, tag="verify", kw_only=True):
     """`tidegate verify`. Exits with 4 if any of them is damaged."""
 
@@ -237,6 +259,8 @@ Answer = (
     | CheckpointsAnswer
     | CheckpointAnswer
     | TakenAnswer
+    | CancelledAnswer
+    | StoppedAnswer
     | VerifyAnswer
     | GraphAnswer
     | SimulateAnswer

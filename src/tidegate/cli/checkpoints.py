@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 import msgspec
 import typer
@@ -16,14 +17,15 @@ from tidegate.cli.fitting import Column, fitted
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
+from tidegate.cli.tables import watermark_cell, watermark_told
 from tidegate.cli.text import as_bytes, as_duration, as_time, console, terminal_width
 from tidegate.engine.control import Life, look
-from tidegate.engine.status import CheckpointStatus, status_in
+from tidegate.engine.status import CheckpointStatus, CutBecause, StagePart, status_in
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.manifest import Manifest, StageSnapshot
+from tidegate.storage.manifest import Manifest, StageShape, StageSnapshot
 
 
 def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
@@ -93,7 +95,7 @@ def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
 def _told(inspected: InspectedRoot) -> dict[str, CheckpointStatus]:
     """What the run says of checkpoints that it has aborted, and while it is alive of those that are not complete yet:
     of these nothing else tells."""
-    life, status = look(inspected.paths)
+    life, status = look(inspected.paths, inspected.files)
     if status is None:
         return {}
     found = [each for each in status.checkpoints if each.state == "aborted"]
@@ -128,13 +130,14 @@ def _completed(
     return msgspec.structs.replace(found, state="committing") if is_late else found
 
 
-def kind_of(checkpoint: CheckpointStatus) -> str:
-    """For people. Of one that was aborted, or is in progress, it is not known yet."""
+def kind_of(checkpoint: CheckpointStatus, *, is_short: bool = False) -> str:
+    """For people; where it is short, without why it is unaligned. Of one that was aborted, or is in progress, it is not
+    known yet."""
     if checkpoint.state in ("preparing", "prepared", "deciding"):
         return "in progress"
     if checkpoint.state == "aborted":
         return ""
-    kind = "aligned" if checkpoint.aligned else "unaligned"
+    kind = checkpoint.alignment.partition(" ")[0] if is_short else checkpoint.alignment
     if checkpoint.full:
         kind += ", full"
     if checkpoint.drain:
@@ -148,13 +151,20 @@ def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: C
         return
     width = terminal_width()
     columns = [
-        Column("kind", [Text(kind_of(each)) for each in listed], 4, is_number=False),
+        Column(
+            "kind",
+            [Text(kind_of(each)) for each in listed],
+            4,
+            is_number=False,
+            short=[Text(kind_of(each, is_short=True)) for each in listed],
+        ),
         Column("time (UTC)", [Text(as_time(each.triggered_at or "")) for each in listed], 3, is_number=False),
         Column("duration", [_told_if(as_duration, each.duration_ms) for each in listed], 2),
         Column("alignment", [_told_if(as_duration, each.alignment_ms) for each in listed], 7),
         Column("new", [_told_if(as_bytes, each.new_bytes) for each in listed], 5),
         Column("total", [_told_if(as_bytes, each.total_bytes) for each in listed], 6),
         Column("in flight", [_told_if(as_bytes, each.in_flight_bytes or None) for each in listed], 8),
+        *_watermark_column(listed),
         Column(
             "state",
             [Text(_state(each) if each.why is None else f"{_state(each)}: {each.why}") for each in listed],
@@ -169,6 +179,18 @@ def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: C
         for each in listed:
             if each.why is not None:
                 out.print(f"{each.checkpoint} {_state(each)}: {each.why}", markup=False)
+            elif each.aligned is False:
+                out.print(f"{each.checkpoint} is {each.alignment}", markup=False)
+
+
+def _watermark_column(listed: list[CheckpointStatus]) -> list[Column]:
+    """The pipeline's, where it has event time."""
+    timed = [any(part.has_event_time for part in each.stages.values()) for each in listed]
+    cells = [
+        watermark_cell(each.min_watermark_ms, has_event_time=has_event_time)
+        for each, has_event_time in zip(listed, timed, strict=True)
+    ]
+    return [Column("watermark (UTC)", cells, 9, is_number=False)] if any(timed) else []
 
 
 def _told_if(told: Callable[[int], str], value: int | None) -> Text:
@@ -216,16 +238,18 @@ def graph_of(manifest: Manifest) -> dict[str, GraphStage]:
 
 
 def _print_in_full(manifest: Manifest, out: Console) -> None:
+    checkpoint = status_in(manifest)
     out.print(f"[bold]{checkpoint_name(manifest.checkpoint_id)}[/] of pipeline {manifest.pipeline}")
     out.print(
-        f"{kind_of(status_in(manifest))}, epoch {manifest.epoch}, generation {manifest.generation}, "
-        f"attempt {manifest.attempt}"
+        f"{kind_of(checkpoint)}, epoch {manifest.epoch}, generation {manifest.generation}, attempt {manifest.attempt}"
     )
     out.print(
         f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "
         f"{as_bytes(manifest.new_bytes)} new of {as_bytes(manifest.total_bytes)}"
     )
     stages = [(shape, manifest.stages[name]) for name, shape in manifest.shape.items()]
+    if any(shape.has_event_time for shape, _ in stages):
+        out.print(f"the pipeline's watermark: {watermark_told(manifest.min_watermark_ms)}")
     columns = [
         Column("kind", [Text(shape.kind) for shape, _ in stages], 5, is_number=False),
         Column("cut at batch", [Text("none yet" if each.cut is None else str(each.cut)) for _, each in stages], 1),
@@ -234,17 +258,43 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
         Column("stored in", [Text(as_duration(each.snapshot_ms)) for _, each in stages], 4),
         Column("new", [Text(as_bytes(each.new_bytes)) for _, each in stages], 3),
         Column("total", [Text(as_bytes(each.total_bytes)) for _, each in stages], 2),
-        Column("watermark (UTC)", [_told_if(as_time, each.watermark_ms) for _, each in stages], 8, is_number=False),
+        Column("watermark (UTC)", [_watermark(each) for each in stages], 8, is_number=False),
         Column("reads", [Text(", ".join(shape.inputs)) for shape, _ in stages], 9, is_number=False),
     ]
     out.print(Group(*fitted("stage", list(manifest.shape), columns, terminal_width()).lines()))
+    for name, part in checkpoint.stages.items():
+        for line in _how_cut(name, part):
+            out.print(line, markup=False, soft_wrap=True)
     for name, stage in manifest.stages.items():
         for position in stage.source_positions:
             out.print(f"source {name} stands at {position}", markup=False, soft_wrap=True)
         for each, segments in stage.in_flight.items():
             if segments:
                 size = as_bytes(sum(segment.size_bytes for segment in segments))
-                out.print(f"in flight from {each} to {name}: {len(segments)} segments, {size}")
+                count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
+                out.print(f"in flight from {each} to {name}: {count}, {size}", markup=False)
+
+
+def _watermark(stage: tuple[StageShape, StageSnapshot]) -> Text:
+    shape, snapshot = stage
+    return watermark_cell(snapshot.watermark_ms, has_event_time=shape.has_event_time)
+
+
+_CUT_BECAUSE: Final[dict[CutBecause, str]] = {
+    "timeout": "it was not aligned by then (--unaligned-after)",
+    "always": "no stage waits (--unaligned-after 0s)",
+    "asked": "the checkpoint was asked for so",
+    "upstream": "a stage before it was",
+}
+
+
+def _how_cut(name: str, part: StagePart) -> Iterator[str]:
+    """What there is to say of a stage that was not just aligned."""
+    after = as_duration(part.alignment_ms or 0)
+    if part.cut_because is not None and part.cut_because != "aligned":
+        yield f"{name} was cut unaligned after {after}: {_CUT_BECAUSE[part.cut_because]}"
+    if part.over_bound:
+        yield f"{name} had to keep aligning: more was in flight to it than a cut may capture (--max-inflight)"
 
 
 def _manifest(inspected: InspectedRoot, record: CheckpointCompleted) -> Manifest:

@@ -27,9 +27,9 @@ from tidegate.cli.options import AsJson, check_writable
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import plain_table
-from tidegate.engine.control import read_status
 from tidegate.engine.kill_points import VARIABLE as KILL_VARIABLE
-from tidegate.storage.paths import RootPaths
+from tidegate.engine.status_files import read_status
+from tidegate.storage.folder import Folder
 
 _PIPELINE: Final = Path(__file__).with_name("demo_pipeline.py")
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -131,7 +131,7 @@ class _Teller:
         if sys.stdout.isatty():
             sys.stdout.write(_LEAVE_THE_VIEW)
             sys.stdout.flush()
-        status = read_status(RootPaths(folder / "root"))
+        status = read_status(Folder(folder / "root"))
         if status is not None:
             self._picture.print(Group(*run_lines(status, self._picture.width)))
 
@@ -209,7 +209,7 @@ def _run_until_killed(folder: Path, feed: _Feed, step: str, armed: Path) -> None
 
 
 def _has_worked(folder: Path, pid: int) -> bool:
-    status = read_status(RootPaths(folder / "root"))
+    status = read_status(Folder(folder / "root"))
     if status is None or status.pid != pid:
         return False
     return any(
@@ -296,7 +296,7 @@ def take_open_windows(revenue: Rows, watermark_ms: int) -> int:
 def _found(path: Path) -> Rows:
     import deltalake
 
-    from tidegate.sinks.reading import TableAt
+    from tidegate.sinks.delta.reading import TableAt
 
     return _rows(TableAt(path, deltalake.DeltaTable(path).version()).to_arrow())
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidegate.cli.text import age
+from tidegate.cli.text import age, as_bytes, as_duration
 from tidegate.engine.status import RunStatus
 
 
@@ -26,7 +26,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def notices(status: RunStatus) -> list[Notice]:
-    return [*_due(status), *_waiting(status), *_first_batch(status)]
+    return [*_due(status), *_waiting(status), *_over_bound(status), *_first_batch(status)]
 
 
 def _due(status: RunStatus) -> Iterator[Notice]:
@@ -45,6 +45,19 @@ def _waiting(status: RunStatus) -> Iterator[Notice]:
         if stage.no_batch is not None:
             text = f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}"
             yield Notice(text, f"{name} no batch", frozenset((name,)), is_logged=True)
+
+
+def _over_bound(status: RunStatus) -> Iterator[Notice]:
+    """A stage that was to be cut unaligned, and is not."""
+    for checkpoint in status.in_progress:
+        for name, part in checkpoint.stages.items():
+            if part.over_bound and part.cut_because is None:
+                lasts, in_flight = as_duration(part.alignment_ms or 0), as_bytes(part.in_flight_bytes or 0)
+                text = (
+                    f"{name} keeps aligning for {checkpoint.checkpoint}, for {lasts} now: {in_flight} are in flight, "
+                    f"more than --max-inflight allows"
+                )
+                yield Notice(text, f"{name} over bound {checkpoint.checkpoint}", frozenset((name,)), is_logged=True)
 
 
 def _first_batch(status: RunStatus) -> Iterator[Notice]:

@@ -54,8 +54,8 @@ def run_command(
 
     Relative paths in the file are taken from its folder, those of options from where you are.
 
-    Ctrl-C or SIGTERM stops it after a last checkpoint; a second one at once. Started again, it goes on from the
-    newest checkpoint, whatever ended it.
+    Ctrl-C, SIGTERM or `tidegate stop` stops it after a last checkpoint; a second signal at once. Started again, it goes
+    on from the newest checkpoint, whatever ended it.
 
     Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
 

@@ -1,23 +1,22 @@
-"""`tidegate status` and `tidegate checkpoint`: a run that is alive, from another terminal."""
+"""`tidegate status`: a run that is alive, from another terminal, or how the last one ended."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 from rich.console import Console, Group
 
-from tidegate.cli.answers import StatusAnswer, TakenAnswer
+from tidegate.cli.answers import StatusAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
-from tidegate.cli.text import age, as_bytes, as_duration, as_time, console, terminal_width
-from tidegate.engine.control import Life, ask_for_checkpoint, has_spoken, last_heard_of, look
+from tidegate.cli.text import age, as_time, console, terminal_width
+from tidegate.engine.control import Life, has_spoken, last_heard_of, look
 from tidegate.engine.status import RunStatus, StartingStep, as_moment
-from tidegate.protocol.config import as_ms
 from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, Outlook
 from tidegate.storage.lock import holder
@@ -36,7 +35,7 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     Example: tidegate status --root state/orders
     """
     inspected = InspectedRoot(root)
-    life, status = look(inspected.paths)
+    life, status = look(inspected.paths, inspected.files)
     outlook = next_run(inspected)
     if as_json:
         say(_answer(root, inspected, life, status, outlook))
@@ -56,7 +55,7 @@ def _answer(
         root=str(root),
         pipeline=inspected.pipeline,
         life=life,
-        heard_at=as_moment(last_heard_of(inspected.paths, status)) if is_held else None,
+        heard_at=as_moment(last_heard_of(inspected.paths, inspected.files, status)) if is_held else None,
         newest_checkpoint=None if newest is None else checkpoint_name(newest.checkpoint_id),
         next_start=next_start(outlook),
         run=status if not is_held or has_spoken(status) else None,
@@ -69,7 +68,7 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
     state = "starting" if spoken is None else spoken.state
     step = None if spoken is None else spoken.step
     if life is Life.HANGING:
-        heard = last_heard_of(inspected.paths, status).isoformat()
+        heard = last_heard_of(inspected.paths, inspected.files, status).isoformat()
         out.print(
             f"[red]pipeline {inspected.pipeline} hangs:[/] {process} holds the root, but was last heard of at "
             f"{as_time(heard)} UTC, {age(heard)} ago, when it was {state}{_doing(step)}. If it does not come back: "
@@ -115,27 +114,3 @@ def _ending(status: RunStatus | None) -> str:
     if status.state == "failed":
         return f"the last run failed at {at}: {status.why}"
     return f"the last run (process {status.pid} on {status.host}) was killed, or its machine went down, after {at}"
-
-
-def checkpoint_command(
-    root: RootFolder,
-    timeout: Annotated[str, typer.Option(help="How long to wait for it.")] = "60s",
-    as_json: AsJson = False,
-) -> None:
-    """Have a checkpoint taken now by the run that is alive on a root.
-
-    Ends when the checkpoint is complete and every table shows it. It holds what the sources had committed when it was
-    begun; rows that had just arrived may be in the next one. If one is in progress when you ask, the one after it is
-    taken for you. Exits with 6 if no run is alive, with 1 if it was aborted.
-
-    Example: tidegate checkpoint --root state/orders
-    """
-    inspected = InspectedRoot(root)
-    taken = ask_for_checkpoint(inspected.paths, as_ms("timeout", timeout) / 1000)
-    if as_json:
-        say(TakenAnswer(root=str(root), pipeline=inspected.pipeline, checkpoint=taken))
-    else:
-        typer.echo(
-            f"{taken.checkpoint} complete in {as_duration(taken.duration_ms or 0)}, {as_bytes(taken.new_bytes or 0)} "
-            f"new of {as_bytes(taken.total_bytes or 0)}{'' if taken.aligned else ', unaligned'}"
-        )

@@ -14,12 +14,15 @@ from rich.text import Text
 from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
 from tidegate.cli.notices import Notice, notices
 from tidegate.cli.text import as_bytes, as_duration, as_time
-from tidegate.engine.status import CheckpointStatus, RunStatus, StagePart
+from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart
 
 _SHOWN_CHECKPOINTS: Final = 5
 _PREFERRED_CHECKPOINTS: Final = 3
+_NOT_SET: Final = "not set yet"
 _SHOWS_ALL: Final = "tidegate status shows all"
 _STOPPING: Final = "stopping after a last checkpoint"
+_TOLD_ALIGNMENT_MS: Final = 1_000
+"""As long as it takes less, there is no need to tell."""
 
 
 def run_lines(
@@ -42,7 +45,13 @@ def run_lines(
         # The table has no room for reasons. Where there is no room for all of them either, only the newest matters.
         newest = status.checkpoints[-(1 if height is not None else _SHOWN_CHECKPOINTS) :]
         told += [Notice(f"{each.checkpoint} was aborted: {each.why}", each.checkpoint) for each in newest if each.why]
-    title = first_that_fits(width, *(titles or (f"pipeline {status.pipeline}, generation {status.generation}",)))
+        told += [
+            Notice(f"{each.checkpoint} is {each.alignment}", each.checkpoint)
+            for each in newest
+            if each.aligned is False and each.state != "aborted"
+        ]
+    titles = titles or (f"pipeline {status.pipeline}, generation {status.generation}",)
+    title = first_that_fits(width, *(f"{each}{_watermark(status)}" for each in titles[:1]), *titles)
     top = wrapped(Text(title, style="bold"), width)
     progress = _in_progress(status, width)
     bottom = [line for text in _ending(status, footer) for line in wrapped(text, width)]
@@ -62,6 +71,18 @@ def run_lines(
         bottom,
     ]
     return _joined(blocks, is_spaced=plan.is_spaced)
+
+
+def _watermark(status: RunStatus) -> str:
+    """The pipeline's, where it has event time."""
+    if not any(stage.has_event_time for stage in status.stages.values()):
+        return ""
+    return f", watermark {watermark_told(status.min_watermark_ms)}"
+
+
+def watermark_told(watermark_ms: int | None) -> str:
+    """Of who has event time."""
+    return _NOT_SET if watermark_ms is None else f"{as_time(watermark_ms)} UTC"
 
 
 def _joined(blocks: Sequence[list[Text]], *, is_spaced: bool) -> list[Text]:
@@ -125,7 +146,7 @@ def _stages(status: RunStatus, width: int | None) -> FittedTable:
         Column("lag", [Text("" if each.lag is None else f"{each.lag:,}") for each in stages], 3),
         Column(
             "watermark (UTC)",
-            [Text("" if each.watermark_ms is None else as_time(each.watermark_ms)) for each in stages],
+            [watermark_cell(each.watermark_ms, has_event_time=each.has_event_time) for each in stages],
             5,
             is_number=False,
             least=19,
@@ -142,11 +163,23 @@ def _stages(status: RunStatus, width: int | None) -> FittedTable:
     return fitted("stage", list(status.stages), columns, width)
 
 
+def watermark_cell(watermark_ms: int | None, *, has_event_time: bool) -> Text:
+    """Of a column whose heading says that times are in UTC."""
+    if watermark_ms is not None:
+        return Text(as_time(watermark_ms))
+    return Text(_NOT_SET if has_event_time else "", style="dim")
+
+
+_SHORT: Final[dict[Progress, str]] = {"aligning": "waiting", "recording": "recording"}
+
+
 def _stage_progress(part: StagePart | None, *, is_short: bool) -> Text:
-    """Where there is little room, without the inputs that it waits for."""
+    """Where there is little room, without the inputs that it waits for, and without what is in flight to it."""
     if part is None:
         return Text("")
-    said = "waiting" if is_short and part.waits_for else part.told
+    said = _SHORT.get(part.progress, part.told) if is_short else part.told
+    if part.in_flight_bytes and part.progress != "done" and not is_short:
+        said += f", {as_bytes(part.in_flight_bytes)} in flight"
     return Text(said, style={"done": "green", "waiting": "dim"}.get(part.progress, "yellow"))
 
 
@@ -205,8 +238,11 @@ def _in_progress(status: RunStatus, width: int | None) -> list[Text]:
         return [Text("no checkpoint in progress", style="dim")]
     active = status.in_progress[0]
     lasts = as_duration(active.duration_ms or 0)
+    longest_ms = max((each.alignment_ms or 0 for each in active.stages.values() if each.cut_because is None), default=0)
+    aligning = f", aligning for {as_duration(longest_ms)}" if longest_ms >= _TOLD_ALIGNMENT_MS else ""
     said = first_that_fits(
         width,
+        f"{active.checkpoint} in progress for {lasts}: {active.state}{aligning}",
         f"{active.checkpoint} in progress for {lasts}: {active.state}",
         f"{active.checkpoint}: {active.state}, {lasts}",
     )
@@ -230,6 +266,7 @@ def _checkpoints(status: RunStatus, width: int | None) -> FittedTable | None:
         Column("duration", [Text(as_duration(each.duration_ms or 0)) for each in shown], 2),
         Column("new", [Text(as_bytes(each.new_bytes or 0)) for each in shown], 3),
         Column("total", [Text(as_bytes(each.total_bytes or 0)) for each in shown], 5),
+        *_alignment(shown),
         Column(
             "state",
             [_state(each) for each in shown],
@@ -243,6 +280,16 @@ def _checkpoints(status: RunStatus, width: int | None) -> FittedTable | None:
     return table if table.is_whole else fitted("checkpoint", names, columns, width)
 
 
+def _alignment(checkpoints: Sequence[CheckpointStatus]) -> list[Column]:
+    """Where there is something to tell of it."""
+    if not any(each.aligned is False or (each.alignment_ms or 0) >= _TOLD_ALIGNMENT_MS for each in checkpoints):
+        return []
+    return [
+        Column("alignment", [Text(as_duration(each.alignment_ms or 0)) for each in checkpoints], 6),
+        Column("in flight", [Text(as_bytes(each.in_flight_bytes or 0)) for each in checkpoints], 7),
+    ]
+
+
 def _checkpoint_lines(table: FittedTable | None, plan: _Plan, width: int | None) -> list[Text]:
     if table is None:
         return wrapped(Text("no checkpoint has ended yet", style="dim"), width)
@@ -254,7 +301,7 @@ def _state(checkpoint: CheckpointStatus) -> Text:
     if checkpoint.state == "aborted":
         return Text(f"aborted: {checkpoint.why}", style="red")
     said = "complete, tables follow" if checkpoint.state == "committing" else "complete"
-    return Text(said if checkpoint.aligned is not False else f"{said}, unaligned", style="green")
+    return Text(said if checkpoint.aligned is not False else f"{said}, {checkpoint.alignment}", style="green")
 
 
 def _short_state(checkpoint: CheckpointStatus) -> Text:

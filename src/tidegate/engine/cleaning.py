@@ -1,94 +1,109 @@
-"""Cleaning up after a checkpoint: what no retained checkpoint refers to and the running stages do not need."""
+"""Cleaning up after a checkpoint: what lies behind it in the root, and what is left of paused sources.
+
+What is listed is what nothing that runs, and no checkpoint under way, may come to refer to. Which of it no retained
+checkpoint refers to either is for the leader to say.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
+
 import msgspec
 
-from tidegate.engine.stage import RunningStage
-from tidegate.errors import DamagedCheckpoint
-from tidegate.protocol.decision_log import DecisionLog
-from tidegate.protocol.retention import StoredFile, deletable
+from tidegate.engine.stage.output import ChannelOutput
+from tidegate.engine.stage.running import RunningStage
+from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.retention import StoredFile
 from tidegate.spark.output import remove_output
-from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
-from tidegate.storage.inspection import read_manifest
-from tidegate.storage.manifest import Manifest
-from tidegate.storage.paths import RootPaths
+from tidegate.storage.paths import RootPaths, attempt_of
 
 
-class CleanUp(msgspec.Struct):
-    """One round of it. `visible` is the checkpoint that all sinks have just committed."""
+class AbandonedAttempts(msgspec.Struct, frozen=True):
+    """Of a stage that was paused: what attempts before this one have left, but for segments, is nobody's.
 
-    store: Files
+    Spark's upkeep of state still writes there a minute later: it is looked at each time.
+    """
+
+    stage: str
+    before: int
+    segments: frozenset[str]
+
+
+class CleaningPlan(msgspec.Struct, frozen=True):
+    """What to look at after a checkpoint that all tables show, as it was when that was known."""
+
+    root: Files
     generation: int
-    log: DecisionLog
-    visible: Manifest
-    manifests: dict[int, Manifest]
-    stages: list[RunningStage]
-    readers: dict[str, list[str]]
+    visible: int
+    consumed: tuple[str, ...]
+    abandoned: tuple[AbandonedAttempts, ...]
 
-    def run(self) -> None:
-        log = self.log
-        references = self._references(log)
-        stored = list(self._stored())
-        # After the listing: a file that is linked meanwhile is not in the list, one that was is in use.
-        in_use = frozenset().union(*(stage.held_files for stage in self.stages))
-        unneeded = deletable(log, self.generation, references, stored, in_use)
-        for file in unneeded:
-            remove_output(self.store, file.path)
-        self._remove_empty_folders()
-        decisions = StoredDecisions(self.store)
-        decisions.trim(log)
-        decisions.forget_marks_below(self.visible.checkpoint_id)
-
-    def _references(self, log: DecisionLog) -> dict[int, frozenset[str]]:
-        found: dict[int, frozenset[str]] = {}
-        for checkpoint_id in log.retained:
-            record = log.completed(checkpoint_id)
-            manifest = self.manifests.get(checkpoint_id)
-            if record is None:
-                continue
-            if manifest is None:
-                try:
-                    manifest = read_manifest(self.store, record)
-                except DamagedCheckpoint:
-                    continue  # then nothing is deleted
-            found[checkpoint_id] = manifest.references() | {record.manifest}
-        return found
-
-    def _stored(self) -> list[StoredFile]:
-        """All files of older generations; of this one, what lies behind the checkpoint that is visible."""
+    def listed(self) -> list[StoredFile]:
         found: list[StoredFile] = []
         for generation in self._generations():
-            if generation < self.generation:
-                names = self.store.list(RootPaths.generation(generation))
-            else:
-                names = self._own_files(RootPaths.generation(generation))
+            folder = RootPaths.generation(generation)
+            names = self.root.list(folder) if generation < self.generation else self._own(folder)
             found += [StoredFile(name, generation) for name in names]
         return found
 
     def _generations(self) -> list[int]:
         """Those up to this one."""
-        numbers = [int(name) for name in self.store.names_in(RootPaths.GENERATIONS) if name.isdigit()]
+        numbers = [int(name) for name in self.root.names_in(RootPaths.GENERATIONS) if name.isdigit()]
         return [number for number in numbers if number <= self.generation]
 
-    def _own_files(self, folder: str) -> list[str]:
-        newest = self.visible.checkpoint_id
-        names = self.store.list(f"{folder}/snapshots")
-        names += [
-            name
-            for name in self.store.list(f"{folder}/manifests")
-            if int(name.rsplit("-", 1)[1].removesuffix(".json")) < newest
-        ]
-        for stage in self.stages:
-            if stage.definition.kind != "sink":
-                names += stage.take_consumed(
-                    min(self.visible.stages[reader].positions[stage.name] for reader in self.readers[stage.name])
-                )
-                names += stage.take_abandoned()
+    def _own(self, folder: str) -> list[str]:
+        kept = [*self.root.list(f"{folder}/snapshots"), *self.root.list(f"{folder}/manifests")]
+        names = [name for name in kept if (RootPaths.kept_for(name) or self.visible) < self.visible]
+        names += [name for name in self.consumed if self.root.exists(name)]
+        for each in self.abandoned:
+            names += self._left_by(each)
         return names
 
-    def _remove_empty_folders(self) -> None:
+    def _left_by(self, attempts: AbandonedAttempts) -> list[str]:
+        found: list[str] = []
+        folder = RootPaths.stage(self.generation, attempts.stage)
+        for name in self.root.names_in(folder):
+            if (attempt_of(name) or attempts.before) < attempts.before:
+                self.root.prune(f"{folder}/{name}")
+                found += [each for each in self.root.list(f"{folder}/{name}") if each not in attempts.segments]
+        return found
+
+    def delete(self, files: Iterable[StoredFile]) -> None:
+        for file in files:
+            remove_output(self.root, file.path)
+        for folder in self._done_with():
+            self.root.prune(folder)
+
+    def _done_with(self) -> Iterator[str]:
+        """The folders in which nobody writes any more."""
         for generation in self._generations():
+            folder = RootPaths.generation(generation)
             if generation < self.generation:
-                self.store.prune(RootPaths.generation(generation))
+                yield folder
+                continue
+            for stage in self.root.names_in(f"{folder}/snapshots"):
+                kept = [
+                    f"{folder}/snapshots/{stage}/{each}" for each in self.root.names_in(f"{folder}/snapshots/{stage}")
+                ]
+                yield from (each for each in kept if (RootPaths.kept_for(each) or self.visible) < self.visible)
+
+
+def plan_after(
+    root: Files,
+    generation: int,
+    visible: int,
+    reports: Mapping[str, StageReport],
+    stages: Mapping[str, RunningStage],
+) -> CleaningPlan:
+    """Looks at what runs, so it is called on the control thread."""
+    consumed: list[str] = []
+    abandoned: list[AbandonedAttempts] = []
+    for name, stage in stages.items():
+        if not isinstance(stage.output, ChannelOutput):
+            continue
+        readers = [each for each in stages.values() if name in each.definition.inputs]
+        consumed += stage.output.take_consumed(min(reports[each.name].positions[name] for each in readers))
+        if stage.oldest_attempt > 1:
+            abandoned.append(AbandonedAttempts(name, stage.oldest_attempt, stage.output.unread()))
+    return CleaningPlan(root, generation, visible, tuple(consumed), tuple(abandoned))

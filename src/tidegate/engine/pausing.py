@@ -12,13 +12,15 @@ from __future__ import annotations
 import enum
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
-from typing import TYPE_CHECKING
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import StreamingQueryException
 
+from tidegate.engine.carrier import Beside
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.stage import RunningStage
+from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
 from tidegate.storage.files import Files
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _log = logging.getLogger("tidegate")
+
+_STOPS_IN_S: Final = 120.0
 
 StartQuery = Callable[[Files, Files], "StreamingQuery"]
 """Starts a stage's query on a folder of Spark's checkpoint and one of its output."""
@@ -43,12 +47,12 @@ class _Phase(enum.Enum):
 class PausableSource:
     """A source's query, as its channel wants it. `poll` is called from the control thread."""
 
-    def __init__(self, stage: RunningStage, start: StartQuery, root: Files, generation: int, threads: Executor) -> None:
+    def __init__(self, stage: RunningStage, start: StartQuery, root: Files, generation: int, call: Beside) -> None:
         self._stage = stage
         self._start = start
         self._root = root
         self._generation = generation
-        self._threads = threads
+        self._call = call
         self._phase = _Phase.RUNNING
         self._attempt = 1
         self._stopping: Future[None] | None = None
@@ -66,21 +70,21 @@ class PausableSource:
         stage = self._stage
         match self._phase:
             case _Phase.RUNNING:
-                query = stage.query
+                query = stage.progress.query
                 # One that has ended, or failed, is no longer to be stopped: its own look at it will tell.
-                if stage.channel.is_held_back and stage.batch >= 0 and query is not None and query.isActive:
-                    stage.query = None
-                    self._stopping = self._threads.submit(_stop, query)
+                if stage.channel.is_held_back and stage.progress.batch >= 0 and query is not None and query.isActive:
+                    stage.progress.query = None
+                    self._stopping = self._call(f"tidegate-pause-{stage.name}", partial(_stop, query))
                     self._phase = _Phase.STOPPING
             case _Phase.STOPPING:
                 if self._ended(self._stopping):
                     self._phase = _Phase.PAUSED
                     reached(Step.SOURCE_PAUSED)
-                    _log.debug("source %s is paused after batch %d", stage.name, stage.batch)
+                    _log.debug("source %s is paused after batch %d", stage.name, stage.progress.batch)
             case _Phase.PAUSED:
-                if not stage.channel.is_held_back and stage.has_taken_up_all:
+                if not stage.channel.is_held_back and stage.progress.has_taken_up_all:
                     self._attempt += 1
-                    self._starting = self._threads.submit(self._rebuild_and_start)
+                    self._starting = self._call(f"tidegate-go-on-{stage.name}", self._rebuild_and_start)
                     self._phase = _Phase.STARTING
             case _Phase.STARTING:
                 if self._ended(self._starting):
@@ -88,7 +92,7 @@ class PausableSource:
                     stage.move_to(self._attempt, *self._folders, self._starting.result())
                     self._phase = _Phase.RUNNING
                     reached(Step.SOURCE_GOES_ON)
-                    _log.debug("source %s goes on after batch %d", stage.name, stage.batch)
+                    _log.debug("source %s goes on after batch %d", stage.name, stage.progress.batch)
 
     def _rebuild_and_start(self) -> StreamingQuery:
         # The stage stands still: it is not looked at by anybody else but for its last batch.
@@ -106,6 +110,13 @@ class PausableSource:
             raise failure_of(self._stage.name, error) from error
         what = "paused" if self._phase is _Phase.STOPPING else "started again after a pause"
         raise StageFailed(self._stage.name, f"its query could not be {what}: {cause_of(error)}") from error
+
+    def stop(self) -> None:
+        """Wait until nothing is being stopped or started any more."""
+        if self._stopping is not None:
+            wait([self._stopping], timeout=_STOPS_IN_S)
+        if self._starting is not None:
+            wait([self._starting], timeout=_STOPS_IN_S)
 
     @property
     def started(self) -> StreamingQuery | None:

@@ -21,7 +21,7 @@ from tidegate.engine.status import NoBatch, now
 from tidegate.spark.sources import without_secrets
 
 if TYPE_CHECKING:
-    from tidegate.engine.stage import RunningStage
+    from tidegate.engine.stage.running import RunningStage
 
 _log = logging.getLogger("tidegate")
 
@@ -79,13 +79,13 @@ class PlanningWatch:
                     self._look(source)
 
     def _look(self, source: RunningStage) -> None:
-        name, query = source.name, source.query
-        doing = "" if query is None or source.ended else str(query.status["message"])
+        name, query = source.name, source.progress.query
+        doing = "" if query is None or source.progress.has_ended else str(query.status["message"])
         if query is None or not doing.startswith(_PLANNING):
             self._forget(name)
             return
         progress = query.lastProgress
-        sign = (doing, query.runId, source.batch, None if progress is None else progress["timestamp"])
+        sign = (doing, query.runId, source.progress.batch, None if progress is None else progress["timestamp"])
         planning = self._planning.get(name)
         if planning is None or planning.sign != sign:
             self._forget(name)

@@ -10,28 +10,12 @@ from typing import Final
 
 import msgspec
 
-from tidegate.engine.generation import Opened
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
     PipelineChanged,
-    RecoveryRefused,
-    Superseded,
-    TidegateError,
 )
-from tidegate.protocol.decision_log import ClaimAnswer, DecisionLog
 from tidegate.protocol.names import checkpoint_name
-from tidegate.protocol.recovery import (
-    Examine,
-    Facts,
-    FenceSinks,
-    RecoveryDecision,
-    Refuse,
-    Restore,
-    SinkFacts,
-    in_words,
-    recover,
-)
 from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.snapshot import first_position
@@ -39,7 +23,7 @@ from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import RootOwner, examine, owner_record, read_owner
+from tidegate.storage.inspection import RootOwner, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 
@@ -49,29 +33,29 @@ _log = logging.getLogger("tidegate")
 class Root:
     """A root that this process may open generations on."""
 
-    def __init__(self, folder: Path, pipeline: str, *, fsync: bool = True) -> None:
-        self.paths = RootPaths(folder)
+    def __init__(self, place: Path | Files, pipeline: str, *, fsync: bool = True) -> None:
+        """`place`: a folder, or files of any other kind."""
         self.pipeline = pipeline
-        self.store: Files = Folder(folder, fsync=fsync)
+        self.store: Files = Folder(place, fsync=fsync) if isinstance(place, Path) else place
         self.store.forget_unwritten()
         self.decisions = StoredDecisions(self.store)
         self.id = self._claim_root(uuid.uuid4().hex)
-        self._health: dict[int, str | None] = {}
-        self._manifests: dict[int, Manifest] = {}
 
     def _claim_root(self, root_id: str) -> str:
         """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
         owner = read_owner(self.store)
         if owner is None:
             if self.store.list(RootPaths.DECISIONS):
-                raise ForeignRoot(f"{self.paths.root} has a decision log but no {RootPaths.PIPELINE}: it is damaged")
+                raise ForeignRoot(
+                    f"{self.store.location()} has a decision log but no {RootPaths.PIPELINE}: it is damaged"
+                )
             self.store.create(RootPaths.PIPELINE, owner_record(RootOwner(self.pipeline, root_id)))
             # Another run may have been first.
             owner = read_owner(self.store) or RootOwner(self.pipeline, root_id)
         if owner.pipeline != self.pipeline:
             raise ForeignRoot(
-                f"{self.paths.root} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this one a "
-                f"root of its own"
+                f"{self.store.location()} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this "
+                f"one a root of its own"
             )
         self.store.sync(
             [RootPaths.PIPELINE], missing_ok=True
@@ -79,128 +63,19 @@ class Root:
         return owner.root_id
 
     @property
+    def paths(self) -> RootPaths:
+        """Where a root in a folder keeps what is not only a run's: its lock, its status, Spark's log."""
+        return RootPaths(Path(self.store.location()))
+
+    @property
     def is_unused(self) -> bool:
         """Whether nothing was ever decided on it."""
         return not self.store.list(RootPaths.DECISIONS)
 
-    # -- opening a generation ---------------------------------------------------------------------
-
-    def recovered(
-        self, sinks: Mapping[str, BoundSink], shape: Mapping[str, StageShape]
-    ) -> tuple[DecisionLog, Manifest | None]:
-        """What the next generation starts from. Changes nothing, but for fencing sinks before a fall-back."""
-        log, decision = self._decide(sinks)
-        while isinstance(decision, FenceSinks):
-            self._fence(sinks, decision.generation)
-            log, decision = self._decide(sinks)
-        for slot in log.undecided:
-            _log.warning(
-                "%s is empty or torn, as a loss of power leaves it: it was never decided, and is passed over",
-                self.paths.absolute(RootPaths.decision(slot)),
-            )
-        if isinstance(decision, Restore) and decision.skipped:
-            _log.warning("this run %s; no table shows rows past it", in_words(decision, self._health))
-        base = self._base(decision)
-        self._forget_examined()
-        if base is not None:
-            check_shape(base, shape)
-        return log, base
-
-    def foreseen(self, sinks: Mapping[str, BoundSink]) -> tuple[DecisionLog, Manifest | None]:
-        """What `recovered` will say, as far as nothing has to be changed for that.
-
-        What was looked through for this, every file of a checkpoint, the next `recovered` does not look through again.
-        """
-        self._forget_examined()
-        log, decision = self._decide(sinks)
-        return log, None if isinstance(decision, FenceSinks) else self._base(decision)
-
-    def _decide(self, sinks: Mapping[str, BoundSink]) -> tuple[DecisionLog, RecoveryDecision]:
-        while True:
-            # The sinks first: a run that was taken over may go on deciding and committing while we read.
-            facts = self._sink_facts(sinks)
-            log = self.decisions.read()
-            decision = recover(Facts(log, facts, self._health, has_leftovers=self._has_leftovers()))
-            if not isinstance(decision, Examine):
-                return log, decision
-            examined = decision.checkpoint_id
-            try:
-                self._manifests[examined] = examine(self.store, log, examined)
-                check_staged(self._manifests[examined], sinks)
-                self._health[examined] = None
-            except DamagedCheckpoint as damage:
-                if self.decisions.read().next_slot == log.next_slot:
-                    self._health[examined] = str(damage)
-
-    def _forget_examined(self) -> None:
-        self._health.clear()
-        self._manifests.clear()
-
-    def _fence(self, sinks: Mapping[str, BoundSink], generation: int) -> None:
-        for sink in sinks.values():
-            sink.fence(generation)
-        # A table that is gone has nothing to keep a fence in, and another time it would not have either.
-        for name, facts in self._sink_facts(sinks).items():
-            if facts.fence < generation:
-                raise RecoveryRefused(
-                    f"the newest checkpoint is damaged, and {sinks[name].describe()} of sink {name!r} is gone or "
-                    f"keeps no fence, so an old run could still commit to it what is lost. What to do: restore the "
-                    f"table, or start the pipeline on a new root; no checkpoint was restored"
-                )
-
-    def _base(self, decision: RecoveryDecision) -> Manifest | None:
-        if isinstance(decision, Refuse):
-            raise RecoveryRefused(f"{decision.why}. What to do: {decision.way_out}")
-        if not isinstance(decision, Restore):
-            return None
-        return self._manifests[decision.checkpoint.checkpoint_id]
-
-    def open(
-        self,
-        log: DecisionLog,
-        base: Manifest | None,
-        shape: dict[str, StageShape],
-        claimant: str | None = None,
-    ) -> Opened | None:
-        """Claim the next generation. None if a checkpoint was completed meanwhile: recover again."""
-        claimant = claimant or uuid.uuid4().hex
-        # A run that failed beside this one may have removed the root that it had made.
+    def claim_anew(self) -> None:
+        """A run that failed beside this one may have removed the root that it had made."""
         if self._claim_root(self.id) != self.id:
-            raise ForeignRoot(f"{self.paths.root} was removed and made anew by another run; start this one again")
-        proposed = log.opening(claimant, None if base is None else base.checkpoint_id)
-        answer, log = self.decisions.claim(proposed)
-        if answer is ClaimAnswer.RECONSIDER:
-            return None
-        if answer is ClaimAnswer.SUPERSEDED:
-            raise Superseded(proposed.generation, log.generation)
-        return Opened(
-            self.pipeline,
-            proposed.generation,
-            claimant,
-            log,
-            base,
-            self.decisions.largest_used(),
-            dict(shape),
-        )
-
-    # -- facts ------------------------------------------------------------------------------------
-
-    def _has_leftovers(self) -> bool:
-        return bool(self.store.list(RootPaths.GENERATIONS))
-
-    def _sink_facts(self, sinks: Mapping[str, BoundSink]) -> dict[str, SinkFacts]:
-        facts: dict[str, SinkFacts] = {}
-        for name, sink in sinks.items():
-            try:
-                facts[name] = sink.facts()
-            except TidegateError:
-                raise
-            except Exception as error:
-                raise RecoveryRefused(
-                    f"could not read {sink.describe()}: {error}. What to do: make it readable and start again; nothing "
-                    f"was changed"
-                ) from error
-        return facts
+            raise ForeignRoot(f"{self.store.location()} was removed and made anew by another run; start this one again")
 
 
 def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
@@ -209,18 +84,19 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
         stage, shape = manifest.stages.get(name), manifest.shape.get(name)
         if stage is None or shape is None or stage.committable is None:
             continue
-        folders = [Path(sink.place.files.location())]
-        if isinstance(sink, FileSink):
-            folders.append(Path(sink.staging.location()))
+        places = [sink.place.files, sink.staging] if isinstance(sink, FileSink) else [sink.place.files]
         if shape.table is not None and shape.table.kind == "delta":
-            folders.append(Path(shape.table.address))
+            places.append(Folder(shape.table.address))
         try:
             staged = decode_committable(stage.committable).files
         except msgspec.MsgspecError as error:
             raise DamagedCheckpoint(f"what sink {name!r} has sealed cannot be read: {error}") from error
-        for path in (Path(file.path) for file in staged):
-            if ".." in path.parts or not any(path.is_relative_to(folder) for folder in folders):
-                raise DamagedCheckpoint(f"{path}, staged for sink {name!r}, is not where that stages: {folders[-1]}")
+        for file in staged:
+            names = (each for place in places if (each := place.name_at(file.path)) is not None)
+            if not any(map(RootPaths.is_inside, names)):
+                raise DamagedCheckpoint(
+                    f"{file.path}, staged for sink {name!r}, is not where that stages: {places[-1].location()}"
+                )
 
 
 _WRITTEN: Final = ("kind", "inputs", "output_mode")

@@ -14,29 +14,26 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-import msgspec
-from pyspark import inheritable_thread_target
-
 from tidegate.engine.control import Remote
-from tidegate.engine.generation import Generation
-from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.fitting import SparkFitting
+from tidegate.engine.generation import Generation, Ground
+from tidegate.engine.launching import Launch
+from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
-from tidegate.engine.order import in_order
 from tidegate.engine.pipeline import Pipeline
-from tidegate.engine.root import Root, check_sources, check_written
+from tidegate.engine.root import Root, check_written
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
-from tidegate.engine.tables import address_of, bound, check_goes_on, goes_on_from_rows, with_staged_in
+from tidegate.engine.stopping import Stop, stopping_by
+from tidegate.engine.tables import address_of, bound, check_goes_on, goes_on_from_rows
 from tidegate.errors import (
     CheckpointError,
     CheckpointsFailed,
@@ -58,39 +55,24 @@ from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, ProbingSink, SinkPlace
-from tidegate.sinks.sessions import PARTITIONS
-from tidegate.spark import queries
-from tidegate.spark.causes import failure_of
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.filelog import restart_source_logs
-from tidegate.spark.gate import WINDOW
-from tidegate.spark.output import restore_output
-from tidegate.spark.plan import states_of
 from tidegate.spark.session import (
     RunSession,
-    StageSessions,
     check_settings,
     in_place,
     local_session,
     scratch_folders,
 )
-from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
-from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.spark.watch import TopicWatch
-from tidegate.storage.files import Files, clear
 from tidegate.storage.lock import RootLock
-from tidegate.storage.manifest import Manifest, StageShape, TableAddress
-from tidegate.storage.paths import RootPaths
+from tidegate.storage.manifest import Manifest
 from tidegate.storage.system import explained, told
 from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 _log = logging.getLogger("tidegate")
-# Of its own, so that a view which shows nothing but warnings can show this too.
-_log_of_stops = logging.getLogger("tidegate.stopping")
 
 # Between two rounds. A shorter one would hand on small batches one by one, which costs throughput and gains no latency:
 # the next batch is a hundred milliseconds away.
@@ -132,9 +114,10 @@ def run_pipeline(
             f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
         )
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
-    with _stopping(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
+    with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
-        with Remote(root_of_run.paths, pipeline.name, lock) as remote:
+        files = root_of_run.store.at("", durable=False)
+        with Remote(files, pipeline.name, lock, on_stop=stopping.ask) as remote:
             conf = in_place(settings.conf)
             session = RunSession(
                 spark,
@@ -147,10 +130,10 @@ def run_pipeline(
                 ),
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
-            with _leaving_nothing(root_of_run, existed=existed):
+            with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.check_before_spark()
             run.start_spark()
-            with _leaving_nothing(root_of_run, existed=existed):
+            with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.run()
                 remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
         if view is not None:
@@ -158,7 +141,7 @@ def run_pipeline(
 
 
 @contextmanager
-def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
+def _leaving_nothing(root: Root, remote: Remote, *, existed: bool) -> Iterator[None]:
     """A root that was made for a run which then failed to start anything is removed. One of a run that was interrupted
     stays, and says so: nothing was wrong with it."""
     try:
@@ -168,60 +151,9 @@ def _leaving_nothing(root: Root, *, existed: bool) -> Iterator[None]:
     except BaseException:
         with suppress(StoreUnavailable):
             if not existed and root.is_unused:
+                remote.fall_silent()
                 shutil.rmtree(root.paths.root, ignore_errors=True)
         raise
-
-
-class _Stop:
-    """Wanted by Ctrl-C or SIGTERM, of which a second one stops at once, or by the event of whoever runs the pipeline.
-
-    While Spark starts the first one does too: there is nothing yet that a last checkpoint could be taken of. A signal
-    does not set that event: it is not ours, and may be there for more than one run.
-    """
-
-    def __init__(self, given: threading.Event | None) -> None:
-        self._signalled = threading.Event()
-        self._given = given
-        self.is_starting = True
-
-    @property
-    def wanted(self) -> bool:
-        return self._signalled.is_set() or (self._given is not None and self._given.is_set())
-
-    def wait(self, seconds: float) -> bool:
-        """Wait that long, or until it is wanted. Tells whether it is."""
-        deadline = time.monotonic() + seconds
-        while not self.wanted and (left := deadline - time.monotonic()) > 0:
-            self._signalled.wait(min(left, _LOOK_AT_QUERIES_EVERY_S))
-        return self.wanted
-
-    def __call__(self, number: int, _frame: object) -> None:
-        if self.is_starting:
-            raise KeyboardInterrupt("stopped while it was starting")
-        if self._signalled.is_set():
-            raise KeyboardInterrupt("stopped at once by a second signal")
-        _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
-        self._signalled.set()
-
-
-@contextmanager
-def _stopping(given: threading.Event | None) -> Iterator[_Stop]:
-    stop = _Stop(given)
-    try:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: whoever runs us there gives an event
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _with_tables(shape: dict[str, StageShape], tables: dict[str, TableAddress]) -> dict[str, StageShape]:
-    """The shape with the sinks' tables as they are now."""
-    return {**shape, **{name: msgspec.structs.replace(shape[name], table=table) for name, table in tables.items()}}
 
 
 class _NotShown(Exception):
@@ -236,6 +168,20 @@ def _unusable(error: OSError) -> StoreUnavailable:
     return StoreUnavailable(f"what the run keeps in files cannot be used: {told(error)}")
 
 
+class _GivingWay:
+    """Fits if the pipeline does, and no other run has opened a generation meanwhile."""
+
+    def __init__(self, fitting: SparkFitting, newest: int | None) -> None:
+        """`newest`: the newest generation that this run need not give way to; None: it gives way to nobody."""
+        self._fitting = fitting
+        self._newest = newest
+
+    def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
+        if self._newest is not None and log.generation > self._newest:
+            raise Superseded(self._newest, log.generation)
+        return self._fitting.fits(log, base)
+
+
 class _Run:
     def __init__(
         self,
@@ -245,7 +191,7 @@ class _Run:
         spark: RunSession,
         options: RunOptions,
         view: View | None,
-        stop: _Stop,
+        stop: Stop,
         remote: Remote,
         on_step: Callable[[StartingStep], None] | None = None,
     ) -> None:
@@ -263,6 +209,7 @@ class _Run:
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
+        self._examined: dict[int, Manifest] = {}
 
     def check_before_spark(self) -> None:
         """Refuse at once what needs no Spark to be seen: its start takes a while, and would be for nothing.
@@ -278,7 +225,7 @@ class _Run:
 
     def _foresee(self) -> None:
         sinks = self._sinks(None)
-        log, base = self._root.foreseen(sinks)
+        log, base = RootOpening(self._root, sinks, self._examined).foreseen()
         if base is not None:
             check_written(base, self._definitions)
         for name, sink in sinks.items():
@@ -392,45 +339,35 @@ class _Run:
     def _open(self) -> Generation:
         session = self.start_spark()
         sinks = self._sinks(session)
-        sessions = StageSessions(session)
-        while True:
-            # Until it is opened, a generation's folder is nobody's: another run may be about to open the same. So what
-            # is made there before, which is empty folders, stays there if it comes to nothing.
-            number = self._check_not_superseded().next_generation
-            built = self._build(sessions, number)
-            shape = self._shape(built)
-            self.begin("reading_checkpoint")
-            with states_of({name: each.frame for name, each in built.items()}) as state:
-                log, base = self._root.recovered(sinks, shape)
-                shape = check_sources(self._root.store, number, base, shape)
-                shape = {name: msgspec.structs.replace(each, state=state(name)) for name, each in shape.items()}
-            changes = self._check_state(base, shape, session)
-            tables = self._check_tables(sinks, built, base, log)
-            for name, sink in sinks.items():  # none is created before all are checked
-                if name not in tables:
-                    sink.prepare_table(built[name].schema)
-                    tables[name] = address_of(sink)
-            base = None if base is None else with_staged_in(tables, base)
-            opened = self._root.open(log, base, _with_tables(shape, tables)) if log.next_generation == number else None
-            if opened is not None:
-                break
-        reached(Step.GENERATION_OPENED)
-        for change in changes:
+        set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
+        number = self._check_not_superseded().next_generation
+        examined, self._examined = self._examined, {}
+        with SparkFitting(self._definitions, self._root, session, sinks, set_by_users, self.begin) as fitting:
+            fitting.build(number)
+            opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
+        for change in fitting.changes:
             _log.warning("%s", change)
-        self._remote.changed(changes)
+        self._remote.changed(fitting.changes)
         for sink in sinks.values():  # now that the root stays, and before anything is staged
             sink.claim()
         generation = Generation(
             self._definitions,
-            opened,
-            self._root.paths,
-            self._root.store,
+            Ground(self._pipeline.name, self._root.store, self._root.store, opened, fitting.base, fitting.shape),
             self._options.config(),
             sinks,
             self._options.bounds(),
+            launch=Launch(
+                self._definitions,
+                fitting.built,
+                self._root.store,
+                session,
+                self.begin,
+                available_now=self._options.available_now,
+            ),
         )
         try:
-            self._start(generation, built, session)
+            generation.poll()  # the first round launches it
+            self._watch_sources(generation, fitting)
         except KeyboardInterrupt:
             generation.abandon()
             raise
@@ -439,19 +376,10 @@ class _Run:
             raise
         return generation
 
-    def _check_state(
-        self, base: Manifest | None, shape: dict[str, StageShape], session: SparkSession
-    ) -> tuple[str, ...]:
-        """Whether the stages can go on with their state. Returns what has changed since, though they can."""
-        if base is None:
-            return ()
-
-        def setting(key: str) -> str | None:
-            # By default it is how many cores there are: on another machine nobody has set anything else.
-            set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
-            return None if key == PARTITIONS and key not in set_by_users else session.conf.get(key, None)
-
-        return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))
+    def _watch_sources(self, generation: Generation, fitting: SparkFitting) -> None:
+        sources = {each.name: fitting.built[each.name].frame for each in self._definitions if not each.inputs}
+        self._watch = TopicWatch(sources)
+        generation.watch_planning(self._watch.why_unreachable)
 
     def _sinks(self, session: SparkSession | None) -> dict[str, BoundSink]:
         return {
@@ -468,114 +396,6 @@ class _Run:
             for each in self._definitions
             if each.sink is not None
         }
-
-    def _check_tables(
-        self,
-        sinks: dict[str, BoundSink],
-        built: dict[str, queries.Built],
-        base: Manifest | None,
-        log: DecisionLog,
-    ) -> dict[str, TableAddress]:
-        """Whether the tables can take what the stages write, and hold what the checkpoint goes on from. Those are
-        returned that need not be created: where no row was ever sealed for a table, any other will do."""
-        modes = {each.name: each.output_mode for each in self._definitions}
-        tables: dict[str, TableAddress] = {}
-        for number, (name, sink) in enumerate(sinks.items(), start=1):
-            self.begin("checking_tables", name, number, len(sinks))
-            is_there = sink.check_table(built[name].schema, modes[name])
-            if base is None:
-                continue
-            if is_there:
-                tables[name] = address_of(sink)
-            if goes_on_from_rows(base, name):
-                check_goes_on(sink, tables.get(name), base, log, self._root.store)
-        return tables
-
-    def _build(self, sessions: StageSessions, generation: int) -> dict[str, queries.Built]:
-        """Call the functions against the gates that the generation will have."""
-        schemas: dict[str, StructType] = {}
-        built: dict[str, queries.Built] = {}
-        for number, definition in enumerate(self._definitions, start=1):
-            self.begin("calling_functions", definition.name, number, len(self._definitions))
-            names = {each: RootPaths.gate(generation, definition.name, each) for each in definition.inputs}
-            for folder in names.values():
-                self._root.store.make_folder(folder)  # which Spark looks for
-            gates = {each: self._root.store.at(folder) for each, folder in names.items()}
-            built[definition.name] = queries.build(definition, sessions, gates, schemas)
-            schemas[definition.name] = built[definition.name].schema
-        return built
-
-    def _shape(self, built: dict[str, queries.Built]) -> dict[str, StageShape]:
-        return {
-            each.name: StageShape(
-                each.kind,
-                each.inputs,
-                each.output_mode,
-                built[each.name].schema.simpleString(),
-                None if each.sink is None else each.sink.table,
-                built[each.name].streams,
-            )
-            for each in self._definitions
-        }
-
-    def _start(self, generation: Generation, built: dict[str, queries.Built], session: SparkSession) -> None:
-        """Rebuild every stage, then start all queries: none runs ahead while another is still being rebuilt."""
-        starts = {}
-        ordered = in_order(self._definitions, {name for name, each in built.items() if each.aggregates})
-        for number, definition in enumerate(self._definitions, start=1):
-            self.begin("laying_out", definition.name, number, len(self._definitions))
-            stage = generation.stages[definition.name]
-            output = generation.output_of(definition)
-            checkpoint = self._rebuild(generation, definition, output, built[definition.name])
-            reached(Step.STAGE_RESTORED)
-            stage.open_gates(built[definition.name].sources, window=1 if definition.name in ordered else WINDOW)
-            stage.may_end = self._options.available_now and not definition.inputs
-            start = queries.starting(
-                definition,
-                built[definition.name].frame,
-                generation.sinks.get(definition.name),
-                stage.row_staging(built[definition.name].schema),
-                available_now=stage.may_end,
-            )
-            starts[definition.name] = partial(start, checkpoint, output)
-            if not definition.inputs:
-                generation.may_pause(definition.name, inheritable_thread_target(session)(start))
-        with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
-            started = {
-                name: threads.submit(inheritable_thread_target(session)(start))
-                for name, start in reversed(starts.items())
-            }
-            self.begin("starting_queries", number=1, of=len(starts))
-            for done, _ in enumerate(as_completed(list(started.values())), start=1):
-                self.begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
-        for name, query in started.items():
-            if query.exception() is None:
-                generation.stages[name].query = query.result()
-        for name, query in started.items():  # when all that were started can be stopped
-            if (error := query.exception()) is not None:
-                raise failure_of(name, error) from error
-        self._watch = TopicWatch({each.name: built[each.name].frame for each in self._definitions if not each.inputs})
-        generation.watch_planning(self._watch.why_unreachable)
-        reached(Step.QUERIES_STARTED)
-        _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
-
-    def _rebuild(
-        self, generation: Generation, definition: StageDefinition, output: Files, built: queries.Built
-    ) -> Files:
-        """A stage's folders as of the checkpoint that it starts from. Returns Spark's own."""
-        checkpoint = generation.checkpoint_of(definition)
-        start = generation.stages[definition.name].start
-        clear(output, "")
-        cut = None if start is None else start.cut
-        restore_output(output, cut)
-        if start is not None:
-            restore_checkpoint(self._root.store, start.files, checkpoint, definition.name)
-        if cut is None and not definition.inputs:
-            streams = generation.shape[definition.name].streams
-            keep_first_position(self._root.store, generation.generation, definition.name, streams)
-        elif cut is not None and definition.inputs:
-            restart_source_logs(checkpoint, cut, built.sources)
-        return checkpoint
 
     # -- driving ----------------------------------------------------------------------------------
 
@@ -612,7 +432,15 @@ class _Run:
                 if not generation.is_under_way(last) and not generation.completed(last):
                     last = None  # it was aborted: take another
             self._rounds.doing(None)
-            time.sleep(_PAUSE_S)
+            self._pause(generation)
+
+    def _pause(self, generation: Generation) -> None:
+        """Until the next round; what flows have waited for goes on at once."""
+        deadline = time.monotonic() + _PAUSE_S
+        while (left_s := deadline - time.monotonic()) > 0:
+            if generation.carrier.woken.wait(left_s):
+                generation.carrier.woken.clear()
+                generation.go_on()
 
     def _show(self, generation: Generation) -> None:
         self._tell(self._remote.update(generation, is_stopping=self._stop.wanted))
@@ -638,11 +466,11 @@ class _Run:
         all_done = True
         for stage in generation.stages.values():
             if not stage.definition.inputs:
-                all_done &= stage.ended
+                all_done &= stage.progress.has_ended
             elif stage.has_consumed_all:
-                if stage.is_idle:
-                    self._waited_at[stage.name] = stage.last_useful_batch
-                all_done &= self._waited_at.get(stage.name) == stage.last_useful_batch
+                if stage.progress.is_idle:
+                    self._waited_at[stage.name] = stage.progress.last_useful_batch
+                all_done &= self._waited_at.get(stage.name) == stage.progress.last_useful_batch
             else:
                 all_done = False
         return all_done

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -19,9 +19,11 @@ import msgspec
 from msgspec import Meta
 
 from tidegate.protocol import coordinator
+from tidegate.protocol.aligner import AlignmentProgress, Cut, CutCause, InFlight
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
+from tidegate.protocol.quorum import watermark_of
 from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
@@ -33,7 +35,8 @@ _RATE_OVER_S: Final = 1.0
 RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
 CheckpointState = Literal["preparing", "prepared", "deciding", "committing", "complete", "aborted", "damaged"]
 Obstacle = Literal["in_progress", "sinks_lag", "pause"]
-Progress = Literal["waiting", "aligning", "catching_up", "storing", "declined", "done"]
+Progress = Literal["waiting", "aligning", "catching_up", "recording", "storing", "declined", "done"]
+CutBecause = Literal["aligned", "timeout", "always", "asked", "upstream"]
 
 Moment = Annotated[str, Meta(extra_json_schema={"format": "date-time"})]
 
@@ -61,7 +64,9 @@ class StageStatus(msgspec.Struct, frozen=True):
     lag: Annotated[
         int | None, Meta(description="how many segments of its inputs it has yet to read; null: it is a source")
     ]
-    watermark_ms: Annotated[int | None, Meta(description="its watermark, in ms since 1970; null: it has none")]
+    watermark_ms: Annotated[
+        int | None, Meta(description="its watermark, in ms since 1970; null: it has none, or none yet")
+    ]
     held_back_by: Annotated[
         str | None,
         Meta(description='the reader of its output, or "its table", that is too far behind for it to go on, or null'),
@@ -70,6 +75,9 @@ class StageStatus(msgspec.Struct, frozen=True):
         NoBatch | None,
         Meta(description="of a source that has planned no batch for a while; null also if it just finds nothing new"),
     ] = None
+    has_event_time: Annotated[
+        bool, Meta(description="whether it has a watermark, or will have one: it calls `withWatermark`")
+    ] = False
 
 
 class StagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,21 +88,53 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
         Meta(
             description="how far it has come, or had when the checkpoint was aborted: `waiting` for the first barrier, "
             "`aligning`: waiting for the barriers of other inputs, `catching_up`: all barriers are there, it has yet "
-            "to consume what came before them, `storing` its snapshot, `declined` to take part, `done`"
+            "to consume what came before them, `recording`: it was cut unaligned, and what comes before the barriers "
+            "of other inputs is captured, `storing` its snapshot, `declined` to take part, `done`"
         ),
     ]
-    waits_for: Annotated[tuple[str, ...], Meta(description="`aligning`: the inputs whose barriers it waits for")] = ()
+    waits_for: Annotated[
+        tuple[str, ...], Meta(description="`aligning`, `recording`: the inputs whose barriers it waits for")
+    ] = ()
     cut: Annotated[int | None, Meta(description="the batch that it was cut at; null also if it had committed none")] = (
         None
     )
+    cut_because: Annotated[
+        CutBecause | None,
+        Meta(
+            description="why it was cut when it was: `aligned`: it had all barriers and had consumed what came before "
+            "them; or it was cut unaligned, by `timeout` (`--unaligned-after`), `always`: that is `0s`, so none waits, "
+            "`asked`: the checkpoint was asked for as unaligned, `upstream`: a stage before it was cut unaligned; null "
+            "until it is cut"
+        ),
+    ] = None
     barrier_ms: Annotated[int | None, Meta(description="when the first barrier arrived, after the trigger")] = None
-    alignment_ms: Annotated[int | None, Meta(description="how long it waited for the other barriers")] = None
+    alignment_ms: Annotated[
+        int | None,
+        Meta(
+            description="from the first barrier until it was cut, or until now: how long it waited for the other "
+            "barriers, and to consume what came before them"
+        ),
+    ] = None
+    over_bound: Annotated[
+        bool,
+        Meta(
+            description="whether an unaligned cut was due when more was in flight than `--max-inflight` allows, so "
+            "that it kept aligning"
+        ),
+    ] = False
     snapshot_ms: Annotated[int | None, Meta(description="how long it took to store its snapshot")] = None
     new_bytes: Annotated[int | None, Meta(description="of its snapshot, what was not stored before")] = None
     total_bytes: Annotated[int | None, Meta(description="all of its snapshot")] = None
-    in_flight_bytes: Annotated[int | None, Meta(description="what was in flight to it at an unaligned cut")] = None
+    in_flight_bytes: Annotated[
+        int | None,
+        Meta(
+            description="what was captured in flight to it at an unaligned cut; before it is cut, what it has been "
+            "given and has yet to consume"
+        ),
+    ] = None
+    has_event_time: Annotated[bool | None, Meta(description="whether it has a watermark, or will have one")] = None
     watermark_ms: Annotated[
-        int | None, Meta(description="its watermark there, in ms since 1970; null: it has none")
+        int | None, Meta(description="its watermark there, in ms since 1970; null: it has none, or none yet")
     ] = None
 
     @property
@@ -102,6 +142,8 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
         """For people."""
         if self.progress == "aligning":
             return f"waiting for {', '.join(self.waits_for)}"
+        if self.progress == "recording":
+            return f"recording until {', '.join(self.waits_for)}"
         return self.progress.replace("_", " ")
 
 
@@ -139,7 +181,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
         None
     )
     alignment_ms: Annotated[
-        int | None, Meta(description="how long the stage that waited longest for its barriers waited")
+        int | None, Meta(description="how long the stage that took longest to align took, or has taken so far")
     ] = None
     new_bytes: Annotated[int | None, Meta(description="what was not stored before, as far as stages have reported")] = (
         None
@@ -147,9 +189,37 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     total_bytes: Annotated[int | None, Meta(description="all that it consists of, as far as stages have reported")] = (
         None
     )
-    in_flight_bytes: Annotated[int | None, Meta(description="of these, what was in flight between stages")] = None
+    in_flight_bytes: Annotated[
+        int | None, Meta(description="what was captured in flight between stages, as far as they are cut")
+    ] = None
+    min_watermark_ms: Annotated[
+        int | None,
+        Meta(
+            description="the pipeline's watermark, in ms since 1970: the lowest of all stages with event time; null: "
+            "one of these has none yet, or there are none, or not all have reported"
+        ),
+    ] = None
     why: Annotated[str | None, Meta(description="why it was aborted, or what is damaged; otherwise null")] = None
     stages: Annotated[dict[str, StagePart], Meta(description="each stage's part of it, by the stage's name")] = {}
+
+    @property
+    def alignment(self) -> str:
+        """For people: whether it is aligned and, if it is not, why."""
+        if self.aligned is not False:
+            return "aligned"
+        late = [name for name, part in self.stages.items() if part.cut_because == "timeout"]
+        causes = {part.cut_because for part in self.stages.values()}
+        whys = [_timeout_at(late)] * bool(late)
+        whys += ["as asked for"] * ("asked" in causes) + ["no stage waits"] * ("always" in causes)
+        return f"unaligned ({', '.join(whys)})" if whys else "unaligned"
+
+
+_NAMED_STAGES: Final = 2
+
+
+def _timeout_at(stages: list[str]) -> str:
+    more = f" and {len(stages) - _NAMED_STAGES} more" if len(stages) > _NAMED_STAGES else ""
+    return f"timeout at {', '.join(stages[:_NAMED_STAGES])}{more}"
 
 
 class DueCheckpoint(msgspec.Struct, frozen=True):
@@ -256,6 +326,13 @@ class RunStatus(msgspec.Struct, frozen=True):
     generation: Annotated[int | None, Meta(description="the one it has opened; null: none yet")] = None
     stages: Annotated[dict[str, StageStatus], Meta(description="its stages, by their names")] = {}
     in_progress: Annotated[tuple[CheckpointStatus, ...], Meta(description="checkpoints under way, oldest first")] = ()
+    min_watermark_ms: Annotated[
+        int | None,
+        Meta(
+            description="the pipeline's watermark now, in ms since 1970: the lowest of all stages with event time; "
+            "null: one of these has none yet, or there are none"
+        ),
+    ] = None
     due: Annotated[
         DueCheckpoint | None, Meta(description="the next one, if it is due for some seconds and not begun; or null")
     ] = None
@@ -285,7 +362,20 @@ class Observer:
             self._earlier.extend(self._ended)
             self._rates.clear()
         self._ended = tuple(status_of(generation, each) for each in generation.coordinator.history[-_LAST_CHECKPOINTS:])
-        stages = generation.stages
+        stages = {
+            name: StageStatus(
+                stage.definition.kind,
+                stage.progress.batch if stage.progress.batch >= 0 else None,
+                stage.progress.rows,
+                self._rate(generation.generation, name, stage.progress.rows),
+                stage.inputs.lag if stage.definition.inputs else None,
+                stage.progress.watermark_ms,
+                generation.held_back_by(name),
+                generation.no_batch(name),
+                generation.shape[name].has_event_time,
+            )
+            for name, stage in generation.stages.items()
+        }
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=now(),
@@ -293,20 +383,9 @@ class Observer:
             why=None,
             step=None,
             generation=generation.generation,
-            stages={
-                name: StageStatus(
-                    stage.definition.kind,
-                    stage.batch if stage.batch >= 0 else None,
-                    stage.rows,
-                    self._rate(generation.generation, name, stage.rows),
-                    stage.lag if stage.definition.inputs else None,
-                    stage.watermark_ms,
-                    generation.held_back_by(name),
-                    generation.no_batch(name),
-                )
-                for name, stage in stages.items()
-            },
+            stages=stages,
             in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
+            min_watermark_ms=watermark_of(stages.values()),
             due=_due(generation.held_back()),
             checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
@@ -378,23 +457,24 @@ _STATES: Final[dict[Phase, CheckpointState]] = {
 def status_of(generation: Generation, checkpoint: Checkpoint) -> CheckpointStatus:
     """A checkpoint that this generation has begun."""
     reason = checkpoint.abort_reason
-    now_ms = time.monotonic_ns() // 1_000_000
     stages = generation.parts_of(checkpoint)
+    has_all = len(checkpoint.reports) == len(stages)
     return CheckpointStatus(
         checkpoint=checkpoint_name(checkpoint.checkpoint_id),
         state=_STATES[checkpoint.phase],
-        aligned=checkpoint.is_aligned if len(checkpoint.reports) == len(stages) else None,
+        aligned=checkpoint.is_aligned if has_all else None,
         full=checkpoint.barrier.is_full_snapshot,
         drain=checkpoint.barrier.is_drain,
         generation=checkpoint.generation,
         epoch=checkpoint.barrier.epoch,
         attempt=checkpoint.attempt,
-        triggered_at=generation.triggered_at(checkpoint.checkpoint_id),
-        duration_ms=now_ms - checkpoint.triggered_ms if checkpoint.duration_ms is None else checkpoint.duration_ms,
-        alignment_ms=max((each.alignment_ms for each in checkpoint.reports.values()), default=0),
+        triggered_at=generation.triggered_at(checkpoint),
+        duration_ms=generation.duration_ms(checkpoint),
+        alignment_ms=max((part.alignment_ms or 0 for part in stages.values()), default=0),
         new_bytes=checkpoint.new_bytes,
         total_bytes=checkpoint.total_bytes,
-        in_flight_bytes=sum(_in_flight_bytes(each) for each in checkpoint.reports.values()),
+        in_flight_bytes=sum(part.in_flight_bytes or 0 for part in stages.values() if part.cut_because is not None),
+        min_watermark_ms=watermark_of(checkpoint.reports.values()) if has_all else None,
         why=None if reason is None else f"{reason.value}: {checkpoint.abort_detail}".removesuffix(": "),
         stages=stages,
     )
@@ -417,28 +497,83 @@ def status_in(manifest: Manifest) -> CheckpointStatus:
         new_bytes=manifest.new_bytes,
         total_bytes=manifest.total_bytes,
         in_flight_bytes=manifest.in_flight_bytes,
+        min_watermark_ms=manifest.min_watermark_ms,
         stages={
             name: part_of(
-                as_report(name, manifest.stages[name], manifest.checkpoint_id, manifest.attempt, manifest.generation)
+                as_report(
+                    name,
+                    manifest.stages[name],
+                    manifest.checkpoint_id,
+                    manifest.attempt,
+                    manifest.generation,
+                    has_event_time=shape.has_event_time,
+                ),
+                is_asked=bool(manifest.flags & Flag.UNALIGNED),
             )
-            for name in manifest.shape  # in the order of the pipeline
+            for name, shape in manifest.shape.items()  # in the order of the pipeline
         },
     )
 
 
-def part_of(report: StageReport) -> StagePart:
+# -- a stage's part ---------------------------------------------------------------------------------
+
+
+def part_before_cut(progress: AlignmentProgress | None, now_ms: int) -> StagePart:
+    """Of a stage that was not cut for a checkpoint yet."""
+    if progress is None:
+        return StagePart(progress="waiting")
+    return StagePart(
+        progress="aligning" if progress.waits_for else "catching_up",
+        waits_for=tuple(sorted(progress.waits_for)),
+        alignment_ms=now_ms - progress.since_ms,
+        over_bound=progress.over_bound,
+        in_flight_bytes=progress.inflight_bytes,
+    )
+
+
+def part_after_cut(
+    cut: Cut, progress: AlignmentProgress | None, captured: Iterable[InFlight], *, is_asked: bool
+) -> StagePart:
+    """Of a stage that was cut, and has yet to capture what is in flight (`progress`), or to store its snapshot."""
+    late = frozenset() if progress is None else progress.waits_for
+    known_bytes = sum(each.size_bytes for each in captured)
+    return StagePart(
+        progress="recording" if late else "storing",
+        waits_for=tuple(sorted(late)),
+        cut=cut.batch,
+        cut_because=_because(cut.cause, is_asked=is_asked),
+        alignment_ms=cut.alignment_ms,
+        over_bound=cut.over_bound,
+        in_flight_bytes=known_bytes if progress is None else progress.inflight_bytes,
+    )
+
+
+def part_of(report: StageReport, *, is_asked: bool) -> StagePart:
+    """Of a stage that has done its own. `is_asked`: for an unaligned checkpoint."""
     return StagePart(
         progress="done",
         cut=report.cut,
+        cut_because=_because(report.cause, is_asked=is_asked),
         barrier_ms=report.barrier_ms,
         alignment_ms=report.alignment_ms,
+        over_bound=report.over_bound,
         snapshot_ms=report.snapshot_ms,
         new_bytes=report.new_bytes,
         total_bytes=report.total_bytes,
-        in_flight_bytes=_in_flight_bytes(report),
+        in_flight_bytes=sum(each.size_bytes for each in report.in_flight),
+        has_event_time=report.has_event_time,
         watermark_ms=report.watermark_ms,
     )
 
 
-def _in_flight_bytes(report: StageReport) -> int:
-    return sum(each.size_bytes for each in report.in_flight)
+def _because(cause: CutCause, *, is_asked: bool) -> CutBecause:
+    """A stage knows that its barrier forced it, but not who has put that onto the barrier: its trigger, or a stage."""
+    match cause:
+        case CutCause.ALIGNED:
+            return "aligned"
+        case CutCause.TIMEOUT:
+            return "timeout"
+        case CutCause.ALWAYS:
+            return "always"
+        case CutCause.FORCED:
+            return "asked" if is_asked else "upstream"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from tidegate.errors import InvalidPipeline, RecoveryRefused
+from tidegate.errors import InvalidPipeline, RecoveryRefused, StoreUnavailable
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
@@ -26,6 +25,7 @@ from tidegate.sinks.contract import (
 )
 from tidegate.sinks.staging import is_staged, shown
 from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import Manifest, TableAddress
 
@@ -114,7 +114,14 @@ def _described(table: TableAddress) -> str:
     name = f"{_KINDS.get(table.kind, table.kind)} {table.address}"
     if table.kind != "delta":
         return name
-    return f"{name} ({'still' if Path(table.address, '_delta_log').is_dir() else 'no longer'} there)"
+    return f"{name} ({'still' if _has_log(table.address) else 'no longer'} there)"
+
+
+def _has_log(address: str) -> bool:
+    try:
+        return bool(Folder(address).names_in("_delta_log"))
+    except StoreUnavailable:
+        return False
 
 
 def with_staged_in(tables: Mapping[str, TableAddress], base: Manifest) -> Manifest:
@@ -130,10 +137,9 @@ def with_staged_in(tables: Mapping[str, TableAddress], base: Manifest) -> Manife
 
 
 def _moved(file: StagedFile, then: TableAddress, now: TableAddress) -> StagedFile:
-    path = Path(file.path)
-    if not path.is_relative_to(then.address):
+    if not file.path.startswith(f"{then.address}/"):
         return file
-    return msgspec.structs.replace(file, path=str(now.address / path.relative_to(then.address)))
+    return msgspec.structs.replace(file, path=now.address + file.path.removeprefix(then.address))
 
 
 def check_not_put_back(table: str, sink: str, facts: SinkFacts, base: Manifest, log: DecisionLog, store: Files) -> None:

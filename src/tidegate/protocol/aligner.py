@@ -78,9 +78,13 @@ _CANCELLED_REMEMBERED: Final = 1024
 
 
 class CutCause(enum.Enum):
+    """Why a stage was cut when it was: all barriers were there and all before them consumed; that took too long; the
+    config has no stage wait; the barrier says so, as it was triggered or by a stage upstream that fell back."""
+
     ALIGNED = "aligned"
-    TIMEOUT = "alignment timeout"
-    FORCED = "forced unaligned"
+    TIMEOUT = "timeout"
+    ALWAYS = "always"
+    FORCED = "forced"
 
 
 class IgnoreReason(enum.Enum):
@@ -111,13 +115,17 @@ class Open(msgspec.Struct, frozen=True, gc=False):
 
 
 class Cut(msgspec.Struct, frozen=True):
-    """Forward `barrier`, then snapshot the stage at `batch` (None: it has not committed any)."""
+    """Forward `barrier`, then snapshot the stage at `batch` (None: it has not committed any).
+
+    `over_bound`: it might have been cut unaligned before, had not too much been in flight.
+    """
 
     barrier: Barrier
     batch: int | None
     positions: dict[str, int]
     cause: CutCause
     alignment_ms: int
+    over_bound: bool = False
 
 
 class Captured(msgspec.Struct, frozen=True):
@@ -132,6 +140,19 @@ class KeepsAligning(msgspec.Struct, frozen=True, gc=False):
 
     checkpoint_id: int
     inflight_bytes: int
+
+
+class AlignmentProgress(msgspec.Struct, frozen=True):
+    """How far a checkpoint has come at a stage that is aligning or recording it.
+
+    `waits_for`: the inputs whose barriers are late. `inflight_bytes`: what an unaligned cut would capture now, or has
+    captured so far. `over_bound`: such a cut is due, and that was more than allowed.
+    """
+
+    waits_for: frozenset[str]
+    since_ms: int
+    inflight_bytes: int
+    over_bound: bool
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
@@ -258,6 +279,16 @@ class Aligner:
         """The inputs whose barrier of this checkpoint has not arrived."""
         alignment = self._active(checkpoint_id)
         return frozenset() if alignment is None else frozenset(alignment.missing)
+
+    def progress_of(self, checkpoint_id: int) -> AlignmentProgress | None:
+        """None: it has not come here yet, or nothing is left to do for it but to store what was cut."""
+        alignment = self._active(checkpoint_id)
+        if alignment is None:
+            return None
+        inflight_bytes = self._unconsumed_bytes if alignment is self._aligning else alignment.inflight_bytes
+        return AlignmentProgress(
+            frozenset(alignment.missing), alignment.started_ms, inflight_bytes, alignment.said_over_bound
+        )
 
     # -- what happened ----------------------------------------------------------------------------
 
@@ -477,7 +508,9 @@ class Aligner:
     def _unaligned_cause(self, alignment: _Alignment, now_ms: int) -> CutCause | None:
         if not self._may_cut_unaligned or alignment.barrier.is_drain:
             return None
-        if self._config.unaligned == "always" or alignment.barrier.is_unaligned:
+        if self._config.unaligned == "always":
+            return CutCause.ALWAYS
+        if alignment.barrier.is_unaligned:
             return CutCause.FORCED
         if now_ms - alignment.started_ms >= self._config.timeout_ms:
             return CutCause.TIMEOUT
@@ -486,7 +519,8 @@ class Aligner:
     def _cut(self, alignment: _Alignment, cause: CutCause, now_ms: int) -> Actions:
         barrier = alignment.barrier if cause is CutCause.ALIGNED else alignment.barrier.as_unaligned()
         positions = {name: source.position for name, source in self._inputs.items()}
-        actions: Actions = [Cut(barrier, self._batch, positions, cause, now_ms - alignment.started_ms)]
+        alignment_ms = now_ms - alignment.started_ms
+        actions: Actions = [Cut(barrier, self._batch, positions, cause, alignment_ms, alignment.said_over_bound)]
         self._aligning = None
         self._outgrew_bound = False
         for name, source in self._inputs.items():

@@ -10,6 +10,7 @@ Guarantees:
   the log tells how it ended; a coordinator that was superseded before it heard does not guess.
 - Checkpoints are decided in the order of their ids.
 - The pause after a checkpoint that ended is cut short by a user alone, and for that user's checkpoint alone.
+- A checkpoint that a user wants unaligned is refused where no stage would be cut so.
 - After `FailPipeline` nothing is begun in the same answer.
 - Sinks that lag hold new checkpoints back: no more than `max_concurrent` + 1 completed ones wait.
 - What holds back a checkpoint that is due is told by what decides it (`held_back`).
@@ -21,7 +22,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Collection, Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -33,7 +34,7 @@ from tidegate.errors import (
     ProtocolViolation,
     Superseded,
 )
-from tidegate.protocol.aligner import InFlight
+from tidegate.protocol.aligner import CutCause, InFlight
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.transitions import step
@@ -95,7 +96,9 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stage says when its part of a checkpoint is stored.
 
     `output_sequence` is the number of the last segment it had appended at the cut, so it is where the barrier
-    stands in its channel. `files` is all that the snapshot refers to, `committable` what a sink has sealed.
+    stands in its channel. `files` is all that the snapshot refers to, `committable` what a sink has sealed. A stage
+    with event time whose `watermark_ms` is None has none yet. `detail` is for who writes the manifest, and of no
+    meaning here.
     """
 
     stage: str
@@ -109,12 +112,16 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     committable: str | None = None
     source_position: str | None = None
     in_flight: tuple[InFlight, ...] = ()
+    has_event_time: bool = False
     watermark_ms: int | None = None
+    cause: CutCause = CutCause.ALIGNED
+    over_bound: bool = False
     new_bytes: int = 0
     total_bytes: int = 0
     barrier_ms: int = 0
     alignment_ms: int = 0
     snapshot_ms: int = 0
+    detail: Any = None
 
 
 class StageDecline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -296,6 +303,8 @@ class Coordinator:
         self._check_not_superseded()
         if self._draining:
             raise CheckpointError("the pipeline is draining: its last checkpoint is under way or was taken")
+        if flags & Flag.UNALIGNED and self._config.alignment.unaligned == "never":
+            raise CheckpointError("every stage of this run aligns; only one with unaligned_after can cut unaligned")
         if self._obstacle() is not None:
             under_way = ", ".join(str(checkpoint_id) for checkpoint_id in (*self._completed, *self._active))
             raise CheckpointInProgress(

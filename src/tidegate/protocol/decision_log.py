@@ -187,9 +187,14 @@ class DecisionLog:
         """Where the log starts. Of lower slots it has the records of retained checkpoints alone."""
         return self._records[0].slot if self._records else 1
 
+    @property
+    def kept_before_start(self) -> frozenset[int]:
+        """The slots before its start whose records still count: those of retained checkpoints."""
+        return frozenset(record.slot for record in self._completed.values() if record.slot < self.first_slot)
+
     def has_dropped(self, slot: int) -> bool:
         """Whether what is stored in a slot is not part of the log any more, and may be deleted."""
-        return slot < self.first_slot and all(record.slot != slot for record in self._completed.values())
+        return slot < self.first_slot and slot not in self.kept_before_start
 
     @property
     def next_slot(self) -> int:

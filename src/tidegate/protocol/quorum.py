@@ -9,7 +9,7 @@ Guarantees:
 - An instance that is lost while waiting fails the quorum at once unless it has acknowledged; one that joins
   has no part in it.
 - The minimum watermark is held back by every instance whose watermark is not set yet; an instance that was
-  only ever declared without event time has no say in it.
+  only ever declared without event time has no say in it. Of an instance's stages the same holds.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
@@ -119,6 +120,23 @@ class Ack(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     error: str | None = None
     watermark_ms: int | None = None
     reports: tuple[StageReport, ...] = ()
+
+
+class Timed(Protocol):
+    """A stage, by what is known of its event time."""
+
+    @property
+    def has_event_time(self) -> bool: ...
+
+    @property
+    def watermark_ms(self) -> int | None: ...
+
+
+def watermark_of(stages: Iterable[Timed]) -> int | None:
+    """The watermark of several stages: the lowest. None where one of them has none yet, or none has event time."""
+    own = [stage.watermark_ms for stage in stages if stage.has_event_time]
+    known = [watermark_ms for watermark_ms in own if watermark_ms is not None]
+    return min(known, default=None) if len(known) == len(own) else None
 
 
 class AckAnswer(enum.Enum):

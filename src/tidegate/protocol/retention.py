@@ -92,18 +92,18 @@ def _thinned(older: Sequence[CheckpointCompleted], now_ms: int, retain_ms: int) 
 
 
 def deletable(
-    log: DecisionLog,
+    retained: Iterable[int],
     generation: int,
     references: Mapping[int, frozenset[str]],
     stored: Iterable[StoredFile],
-    in_use: frozenset[str],
 ) -> list[StoredFile]:
-    """The stored files that the run of this generation may delete, by the log as it knows it.
+    """The stored files that the run of this generation may delete, by what the log retains as it knows it.
 
-    `references`: what each retained checkpoint refers to. `in_use`: what the running pipeline still needs,
-    and what checkpoints under way may refer to.
+    `references`: what each retained checkpoint refers to. `stored`: of the generation's own files, those that nothing
+    which runs, and no checkpoint under way, may come to refer to.
     """
-    if any(checkpoint_id not in references for checkpoint_id in log.retained):
+    retained = tuple(retained)
+    if any(checkpoint_id not in references for checkpoint_id in retained):
         return []
-    needed = in_use.union(*(references[checkpoint_id] for checkpoint_id in log.retained))
+    needed = frozenset().union(*(references[checkpoint_id] for checkpoint_id in retained))
     return [file for file in stored if file.generation <= generation and file.path not in needed]

@@ -160,7 +160,10 @@ class Sink(Protocol):
         ...
 
     def bind(self, place: SinkPlace) -> BoundSink:
-        """The table as one stage writes to it: a `FileSink` or a `RowSink`. Touches nothing."""
+        """The table as one stage writes to it: a `FileSink` or a `RowSink`. Touches nothing.
+
+        A class that is both may give a copy of itself that knows the place.
+        """
         ...
 
 

@@ -10,7 +10,7 @@ from tidegate.errors import TidegateError
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
 from tidegate.sinks.contract import SinkPlace
-from tidegate.sinks.delta import DeltaTable
+from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.inspection import InspectedRoot, SeenSinks
 from tidegate.storage.manifest import Manifest, TableAddress
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,6 +42,19 @@ def read_files(session: SparkSession, schema: StructType, paths: Iterable[Path |
     """The rows of Parquet files that were staged or shown: all of them, whatever the session skips of other files."""
     reader = session.read.schema(schema).options(ignoreCorruptFiles=False, ignoreMissingFiles=False)
     return reader.parquet(*map(as_pattern, paths))
+
+
+@contextmanager
+def spark_fails(what: str) -> Iterator[None]:
+    """Say what of ours has failed where Spark has."""
+    # It brings PySpark, which an append of files as they are does not need.
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, importlib.import_module("py4j.protocol").Py4JJavaError) as error:
+        why = error if isinstance(error, PySparkException) else error.java_exception.getMessage()
+        raise SinkFailed(f"{what}: {str(why).splitlines()[0]}") from error
 
 
 def refuse_null_folder(rows: DataFrame, names: Iterable[str]) -> DataFrame:

@@ -81,13 +81,15 @@ def read_gate(session: SparkSession, gate: Files, schema: StructType) -> DataFra
 class Built(msgspec.Struct, frozen=True):
     """A stage's DataFrame, and its sources in Spark's order, where they read other stages.
 
-    `streams` are those that it reads otherwise. `aggregates`: all that it reads goes into groups.
+    `streams` are those that it reads otherwise. `aggregates`: all that it reads goes into groups. `has_event_time`: a
+    stream in it has a watermark, of its own, because those of inputs end with them.
     """
 
     frame: DataFrame
     sources: tuple[StageSource, ...]
     streams: tuple[SourceStream, ...] = ()
     aggregates: bool = False
+    has_event_time: bool = False
 
     @property
     def schema(self) -> StructType:
@@ -127,13 +129,13 @@ def build(
         raise InvalidPipeline(f"{what} returned a DataFrame that is not streaming; start it from a stream it reads")
     _check_columns(what, frame)
     _check_output_mode(what, definition, frame)
+    plan = frame._jdf.queryExecution().analyzed()
     if not gates:
         _check_source(what, frame)
         if definition.folder is not None:
             check_folder(what, frame, definition.folder)
-        return Built(frame, (), streams_read(definition.name, frame))
-    aggregates = _aggregates(frame._jdf.queryExecution().analyzed())
-    return Built(frame, _sources(what, frame, gates), aggregates=aggregates)
+        return Built(frame, (), streams_read(definition.name, frame), has_event_time=_has_watermark(plan))
+    return Built(frame, _sources(what, frame, gates), aggregates=_aggregates(plan), has_event_time=_has_watermark(plan))
 
 
 def _refused(what: str, definition: StageDefinition, error: Exception, session: SparkSession) -> str:
@@ -155,8 +157,20 @@ def _aggregates(plan: Any) -> bool:
     """Whether every stream below comes through an aggregation."""
     if plan.nodeName() == "Aggregate" or not plan.isStreaming():
         return True
+    children = _children(plan)
+    return bool(children) and all(map(_aggregates, children))
+
+
+def _has_watermark(plan: Any) -> bool:
+    """Whether a stream below has event time."""
+    if not plan.isStreaming():
+        return False
+    return plan.nodeName() == "EventTimeWatermark" or any(map(_has_watermark, _children(plan)))
+
+
+def _children(plan: Any) -> list[Any]:
     children = plan.children()
-    return not children.isEmpty() and all(_aggregates(children.apply(index)) for index in range(children.size()))
+    return [children.apply(index) for index in range(children.size())]
 
 
 def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:

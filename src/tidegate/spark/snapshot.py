@@ -177,10 +177,10 @@ def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
 
 
 class Snapshotter:
-    """Keeps the snapshots of one stage in one generation.
+    """Keeps the snapshots of one stage in one generation, one after the other.
 
-    Snapshots are taken on the stage's upload thread, forgotten on the control thread, and looked at (`in_use`) on the
-    clean-up thread.
+    Each refers to files that it has kept itself, under the id of its checkpoint, and to files of the last one: so what
+    was kept for an older checkpoint than one that is complete is needed only if that one refers to it.
     """
 
     def __init__(
@@ -193,19 +193,6 @@ class Snapshotter:
         self._stage = stage
         self._held = dict(held)
         self._committed: frozenset[str] = frozenset()
-        self._taken: dict[int, frozenset[str]] = {}
-        self._keeping: set[str] = set()
-
-    @property
-    def in_use(self) -> frozenset[str]:
-        """Stored files that the next snapshot, or one of a checkpoint that is yet to be decided, refers to.
-
-        Read it after listing the store, never before. What is being kept comes first here, because it moves to the
-        others.
-        """
-        keeping = frozenset(tuple(self._keeping))
-        taken = tuple(self._taken.values())
-        return keeping.union(*taken, (file.stored for file in self._held.values()))
 
     def take(
         self, checkpoint: Files, checkpoint_id: int, batch: int, *, full: bool
@@ -218,11 +205,10 @@ class Snapshotter:
         names = dict.fromkeys(found)
         self._committed = _committed_among(checkpoint, names, self._committed)
         fresh = {
-            name: RootPaths.snapshot_file(self._generation, self._stage, name)
+            name: RootPaths.snapshot_file(self._generation, self._stage, checkpoint_id, name)
             for name in names
             if name not in self._held
         }
-        self._keeping.update(fresh.values())
         # All links before any file is read, which takes time: Spark deletes what it no longer needs itself.
         for name, stored in fresh.items():
             self._root.keep(stored, checkpoint, name)
@@ -231,26 +217,22 @@ class Snapshotter:
         if full:
             files = self._stored_anew(files.values(), checkpoint, checkpoint_id)
             new_bytes = sum(file.size_bytes for file in files.values())
-        self._taken[checkpoint_id] = frozenset(file.stored for file in files.values())
         self._held = files
-        self._keeping.clear()  # only now: what a snapshot that failed has linked may be wanted by the next
         return tuple(files.values()), new_bytes
 
     def _stored_anew(
         self, files: Collection[SnapshotFile], checkpoint: Files, checkpoint_id: int
     ) -> dict[str, SnapshotFile]:
-        """Copies of all files, by names that no other checkpoint uses: ids are never used twice."""
+        """Copies of all files, by names that no link has."""
         names = {
             file.name: RootPaths.full_snapshot_file(self._generation, self._stage, checkpoint_id, file.name)
             for file in files
         }
-        self._keeping.update(names.values())
         try:
             for file in files:
                 self._copy(file, checkpoint, names[file.name])
         except (StoreUnavailable, DamagedCheckpoint):
             self._root.delete(names.values())  # they would fill the disk until the next snapshot that succeeds
-            self._keeping.difference_update(names.values())
             raise
         return {file.name: msgspec.structs.replace(file, stored=names[file.name]) for file in files}
 
@@ -261,8 +243,12 @@ class Snapshotter:
         rewritten when the stage was restored.
         """
         for files, name in ((checkpoint, file.name), (self._root, file.stored)):
-            if files.exists(name):
+            try:
                 self._root.copy(target, files, name)
+            except StoreUnavailable:
+                if files.exists(name):
+                    raise
+            else:
                 if checksum(self._root, target) == (file.size_bytes, file.sha256):
                     return
         damage = "is not what it was: checksum differs" if self._root.exists(file.stored) else "is gone"
@@ -276,12 +262,6 @@ class Snapshotter:
         names = files_at(old, batch, reads_gates=self._reads_gates, committed=self._committed)
         for name in dict.fromkeys(names):
             _restore_file(name, old, name, new, self._stage)
-
-    def forget(self, through_checkpoint: int) -> None:
-        """Checkpoints up to this one are decided, so what is needed of them is known elsewhere; or given up."""
-        for checkpoint_id in tuple(self._taken):
-            if checkpoint_id <= through_checkpoint:
-                del self._taken[checkpoint_id]
 
     def _described(self, name: str, stored: str) -> SnapshotFile:
         found = checksum(self._root, stored)

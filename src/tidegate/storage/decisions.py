@@ -1,24 +1,20 @@
-"""The decision log in the store: reading it, and claiming its next slot."""
+"""The decision log and the marks of used ids in the store: what is read and written of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from tidegate.errors import DamagedLog, StoreUnavailable
+from tidegate.errors import DamagedLog
 from tidegate.protocol.decision_log import (
-    ClaimAnswer,
     Decision,
     DecisionLog,
     GenerationOpened,
     decode_decision,
     encode_decision,
     is_torn,
-    judge_claim,
 )
 from tidegate.storage.files import Files
 from tidegate.storage.paths import RootPaths
-
-_CLAIM_TRIES = 20
 
 
 class StoredDecisions:
@@ -45,35 +41,21 @@ class StoredDecisions:
                 f"folder from a backup, or start the pipeline on a new root with new tables"
             ) from error
 
-    def claim(self, proposed: Decision) -> tuple[ClaimAnswer, DecisionLog]:
-        """Try to make a record part of the log. The answer comes from the log, not from the attempt."""
-        if isinstance(proposed, GenerationOpened):
+    def create(self, record: Decision) -> bool:
+        """Write a record into its slot, if that is empty. Tells whether this did, durably; the log tells the rest."""
+        if isinstance(record, GenerationOpened):
             # Runs without fsync may have written these, and what follows a torn record cannot be read.
             self._files.sync(self._files.list(RootPaths.DECISIONS), missing_ok=True)
-        name = RootPaths.decision(proposed.slot)
-        failure: StoreUnavailable | None = None
-        for _ in range(_CLAIM_TRIES):
-            is_on_disk = False
-            try:
-                is_on_disk = self._files.create(name, encode_decision(proposed))
-            except StoreUnavailable as error:
-                failure = error  # it may have been written all the same
-            log = self.read()
-            answer = judge_claim(proposed, log)
-            if answer is ClaimAnswer.WON and not is_on_disk:
-                self._files.sync(
-                    [name], missing_ok=True
-                )  # an attempt that failed has written it, perhaps not to the disk
-            if answer is not ClaimAnswer.RETRY:
-                return answer, log
-        if failure is not None:
-            raise StoreUnavailable(f"{failure} (tried {_CLAIM_TRIES} times)") from failure
-        raise StoreUnavailable(f"slot {proposed.slot} of the decision log could not be claimed in {_CLAIM_TRIES} tries")
+        return self._files.create(RootPaths.decision(record.slot), encode_decision(record))
 
-    def trim(self, log: DecisionLog) -> None:
-        """Delete the records that are no longer part of the log."""
-        names = self._files.list(RootPaths.DECISIONS)
-        self._files.delete(name for name in names if log.has_dropped(RootPaths.slot_of(name)))
+    def force(self, record: Decision) -> None:
+        """Make a record durable that is in the log: an attempt that failed has written it, perhaps not to the disk."""
+        self._files.sync([RootPaths.decision(record.slot)], missing_ok=True)
+
+    def trim(self, start: int, but: Collection[int]) -> None:
+        """Delete the records of slots before the start of the log, but for these."""
+        slots = {name: RootPaths.slot_of(name) for name in self._files.list(RootPaths.DECISIONS)}
+        self._files.delete(name for name, slot in slots.items() if slot < start and slot not in but)
 
     def mark_used(self, checkpoint_id: int) -> None:
         self._files.write(RootPaths.used_id(checkpoint_id), b"")

@@ -40,13 +40,13 @@ class Folder:
     """
 
     def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True) -> None:
-        self._root = os.fspath(root).rstrip("/")
+        self._root = Path(root)
         self._fsync = fsync
-        self._writing = Path(self._root, RootPaths.WRITING)
+        self._writing = self._root / RootPaths.WRITING
         self._on_disk: set[Path] = set()
         """The folders that are known to be on the disk; one set for all that `at` gives."""
         self._folder = ""
-        self._base = f"{self._root}/"
+        self._base = f"{str(self._root).rstrip('/')}/"
         self._forces = fsync
 
     def __repr__(self) -> str:
@@ -199,6 +199,7 @@ class Folder:
         for parent, _, _ in os.walk(self._base + folder, topdown=False):
             with suppress(OSError):  # it is not empty
                 Path(parent).rmdir()
+                self._on_disk.discard(Path(parent))
 
     def forget_unwritten(self) -> None:
         with self._telling("clear", RootPaths.WRITING):
@@ -296,14 +297,14 @@ def link(source: Path, target: Path, hidden: Path | None = None) -> None:
             raise
         partial = hidden or target.with_name(f".{target.name}.copying")
         partial.parent.mkdir(parents=True, exist_ok=True)
-        with removed_if_it_fails(partial), naming(target):
+        with _removed_if_it_fails(partial), naming(target):
             shutil.copy2(source, partial)
             disk.sync([partial])  # else a loss of power could leave a target that exists and is not whole
             partial.rename(target)
 
 
 @contextmanager
-def removed_if_it_fails(path: Path) -> Iterator[None]:
+def _removed_if_it_fails(path: Path) -> Iterator[None]:
     """Half a file, on a disk that is full, would take the place of what is to be written next."""
     try:
         yield

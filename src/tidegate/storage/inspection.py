@@ -116,6 +116,10 @@ def examine(files: Files, log: DecisionLog, checkpoint_id: int) -> Manifest:
     record = log.completed(checkpoint_id)
     if record is None:
         raise DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is not in the decision log")
+    return look_through(files, record)
+
+
+def look_through(files: Files, record: CheckpointCompleted) -> Manifest:
     manifest = read_manifest(files, record)
     for file in check_files(files, manifest):
         if file.damage is not None:
@@ -200,8 +204,8 @@ class InspectedRoot:
             log = self._decisions.read()
             if log.next_slot == 1:
                 raise DamagedLog(
-                    f"{self.paths.root} holds files of pipeline {self.pipeline!r} but no decision log: restore "
-                    f"{self.paths.absolute(RootPaths.DECISIONS)} from a backup; no run starts on this root without it"
+                    f"{self.files.location()} holds files of pipeline {self.pipeline!r} but no decision log: restore "
+                    f"{self.files.location(RootPaths.DECISIONS)} from a backup; no run starts on this root without it"
                 )
         return log
 
@@ -264,7 +268,7 @@ class InspectedRoot:
                 return record
         names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
         raise UnknownCheckpoint(
-            f"{self.paths.root} retains no {checkpoint_name(checkpoint_id)}; it retains {names or 'none yet'}"
+            f"{self.files.location()} retains no {checkpoint_name(checkpoint_id)}; it retains {names or 'none yet'}"
         )
 
     def manifest(self, record: CheckpointCompleted) -> Manifest:

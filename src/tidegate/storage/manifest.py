@@ -12,13 +12,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint
-from tidegate.protocol.aligner import InFlight
+from tidegate.errors import DamagedCheckpoint, ForeignRoot
+from tidegate.protocol.aligner import CutCause, InFlight
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Segment
 from tidegate.storage.paths import RootPaths
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 
 StageKind = Literal["source", "stage", "sink"]
 
@@ -33,9 +33,11 @@ class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One stage's part of a checkpoint."""
+    """One stage's part of a checkpoint. `cause`, `over_bound`: see `Cut`."""
 
     cut: int | None
+    cause: CutCause
+    over_bound: bool
     files: tuple[SnapshotFile, ...]
     positions: dict[str, int]
     output_sequence: int
@@ -49,6 +51,9 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     snapshot_ms: int
     new_bytes: int
     total_bytes: int
+
+    def in_flight_files(self) -> Iterator[str]:
+        return (file.path for segments in self.in_flight.values() for segment in segments for file in segment.files)
 
     @property
     def in_flight_bytes(self) -> int:
@@ -121,7 +126,8 @@ class StageState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What of a stage must stay the same for its state to be taken up again, what a source reads, where a sink's rows
-    are, and what is kept as state. Where `state` is None, that is not known."""
+    are, and what is kept as state. Where `state` is None, that is not known. `has_event_time`: it has a watermark, or
+    will have one."""
 
     kind: StageKind
     inputs: tuple[str, ...]
@@ -130,6 +136,7 @@ class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     table: TableAddress | None = None
     streams: tuple[SourceStream, ...] = ()
     state: StageState | None = None
+    has_event_time: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,6 +150,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aligned: bool
     triggered_at: str
     duration_ms: int
+    min_watermark_ms: int | None
+    """The pipeline's: None where a stage with event time has none yet, or no stage has event time."""
     shape: dict[str, StageShape]
     stages: dict[str, StageSnapshot]
 
@@ -150,13 +159,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Every file in the root that this checkpoint needs, but for the manifest itself."""
         return frozenset(
             [file.stored for stage in self.stages.values() for file in stage.files]
-            + [
-                file.path
-                for stage in self.stages.values()
-                for segments in stage.in_flight.values()
-                for segment in segments
-                for file in segment.files
-            ]
+            + [file for stage in self.stages.values() for file in stage.in_flight_files()]
         )
 
     def paths(self) -> Iterator[str]:
@@ -206,7 +209,10 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
     try:
         found = _format_decoder.decode(data).format
         if found != FORMAT:
-            raise DamagedCheckpoint(f"{name} has format {found}; this version reads format {FORMAT}")
+            raise ForeignRoot(
+                f"{name} is of another version of Tidegate: it has format {found}, this version reads format {FORMAT}. "
+                f"What to do: go on with the version that wrote it, or start the pipeline on a new root with new tables"
+            )
         manifest: Manifest = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
@@ -218,7 +224,15 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
     return manifest
 
 
-def as_report(stage: str, snapshot: StageSnapshot, checkpoint_id: int, attempt: int, generation: int) -> StageReport:
+def as_report(
+    stage: str,
+    snapshot: StageSnapshot,
+    checkpoint_id: int,
+    attempt: int,
+    generation: int,
+    *,
+    has_event_time: bool,
+) -> StageReport:
     """What the coordinator needs to know of a stage's snapshot."""
     return StageReport(
         stage=stage,
@@ -228,7 +242,7 @@ def as_report(stage: str, snapshot: StageSnapshot, checkpoint_id: int, attempt: 
         cut=snapshot.cut,
         positions=snapshot.positions,
         output_sequence=snapshot.output_sequence,
-        files=tuple(file.stored for file in snapshot.files),
+        files=(*(file.stored for file in snapshot.files), *snapshot.in_flight_files()),
         committable=snapshot.committable,
         source_position=", ".join(snapshot.source_positions) or None,
         in_flight=tuple(
@@ -241,7 +255,10 @@ def as_report(stage: str, snapshot: StageSnapshot, checkpoint_id: int, attempt: 
             for name, segments in snapshot.in_flight.items()
             if segments
         ),
+        has_event_time=has_event_time,
         watermark_ms=snapshot.watermark_ms,
+        cause=snapshot.cause,
+        over_bound=snapshot.over_bound,
         new_bytes=snapshot.new_bytes,
         total_bytes=snapshot.total_bytes,
         barrier_ms=snapshot.barrier_ms,

@@ -13,8 +13,8 @@
   sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
     manifests/ckpt-000042.json
-    snapshots/<stage>/…                  files of Spark's checkpoint folder, by their path in it
-    snapshots/<stage>/ckpt-000042/…      the same, stored anew by a full snapshot
+    snapshots/<stage>/ckpt-000042/…      files of Spark's checkpoint folder, by their path in it, since that checkpoint
+    snapshots/<stage>/ckpt-000042/full/… the same, stored anew by a full snapshot
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 
 
 class RootPaths:
@@ -37,6 +37,9 @@ class RootPaths:
         self.root = root
 
     PIPELINE = "pipeline.json"
+    STATUS = "status.json"
+    STATUS_RESERVE = "status.reserve"
+    REQUESTS = "requests"
     DECISIONS = "decisions"
     IDS = "ids"
     WRITING = "writing"
@@ -60,20 +63,8 @@ class RootPaths:
         return self.root / "lock"
 
     @property
-    def status(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def status_reserve(self) -> Path:
-        return self.root / "status.reserve"
-
-    @property
     def spark_log(self) -> Path:
         return self.root / "spark.log"
-
-    @property
-    def requests(self) -> Path:
-        return self.root / "requests"
 
     @staticmethod
     def decision(slot: int) -> str:
@@ -96,12 +87,19 @@ class RootPaths:
         return f"{RootPaths.generation(generation)}/manifests/{checkpoint_name(checkpoint_id)}.json"
 
     @staticmethod
-    def snapshot_file(generation: int, stage: str, file: str) -> str:
-        return f"{RootPaths.generation(generation)}/snapshots/{stage}/{file}"
+    def snapshot_file(generation: int, stage: str, checkpoint_id: int, file: str) -> str:
+        return f"{RootPaths.generation(generation)}/snapshots/{stage}/{checkpoint_name(checkpoint_id)}/{file}"
 
     @staticmethod
     def full_snapshot_file(generation: int, stage: str, checkpoint_id: int, file: str) -> str:
-        return RootPaths.snapshot_file(generation, stage, f"{checkpoint_name(checkpoint_id)}/{file}")
+        return RootPaths.snapshot_file(generation, stage, checkpoint_id, f"full/{file}")
+
+    @staticmethod
+    def kept_for(name: str) -> int | None:
+        """The checkpoint that a manifest is of, or that a file of a snapshot was kept for; None: it is neither."""
+        parts = name.split("/")
+        of = {"manifests": 3, "snapshots": 4}.get(parts[2]) if len(parts) > 3 else None
+        return None if of is None else checkpoint_id_of(parts[of].removesuffix(".json"))
 
     @staticmethod
     def sink(stage: str) -> str:

@@ -1,6 +1,6 @@
 """What the operating system refuses, told for people: what happened, to which file, and what to do.
 
-An error of the system's comes as an `OSError`, or inside a text of Spark's, delta-rs's or obstore's. Whoever passes one
+An error of the system's comes as an `OSError`, or inside a text of Spark's or delta-rs's. Whoever passes one
 on says it in the words of this module, so that a full disk is called one wherever it is met.
 """
 
@@ -54,12 +54,12 @@ def reason(error: OSError, at: Path | None = None) -> str:
     return f"{said}{disks}{'' if advice is None else f'; {advice}'}"
 
 
-def say(error: BaseException, folders: Iterable[Path] = ()) -> str:
+def say(error: BaseException, folders: Iterable[str | Path] = ()) -> str:
     """Any error, in one line. `folders`: those that it may be about, if it turns out to be the system's."""
     return told(error) if isinstance(error, OSError) else explained(first_line(error), folders)
 
 
-def explained(said: str, folders: Iterable[Path] = ()) -> str:
+def explained(said: str, folders: Iterable[str | Path] = ()) -> str:
     """What a text says that passes an error of the system's on: with what to do, and how full the disks of the folders
     are. Which of their files it was is often left out."""
     number = next((each for each in _FOUND_IN_TEXTS if os.strerror(each) in said), None)
@@ -111,12 +111,12 @@ def _user() -> str:
         return f"user {os.getuid()}"
 
 
-def _room_on(folders: Iterable[Path]) -> str:
+def _room_on(folders: Iterable[str | Path]) -> str:
     """How much is free on the disks of these, each once."""
     found: dict[Path, str] = {}
     for folder in folders:
         with suppress(OSError):
-            mount = _mount_of(folder)
+            mount = _mount_of(Path(folder))
             found.setdefault(mount, f"{_free_on(mount)} on the disk at {mount}")
     return f" ({', '.join(found.values())})" if found else ""
 

@@ -35,5 +35,6 @@ def local_path(path: str | os.PathLike[str]) -> Path:
 
 
 def plain_path(path: str | os.PathLike[str]) -> Path:
-    """Absolute and without "..", as Spark names in its logs what lies there."""
-    return Path(os.path.normpath(local_path(path).absolute()))
+    """Absolute, without ".." and with one slash in front, as Spark names in its logs what lies there."""
+    text = os.path.normpath(local_path(path).absolute())
+    return Path(text.removeprefix("/") if text.startswith("//") else text)

@@ -5,7 +5,7 @@ A checker raises `SimulationFailure` with its own name, so that a test can tell 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -13,8 +13,10 @@ import msgspec
 from tidegate.errors import TidegateError
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
-from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.coordinator import AbortReason, StageDecline, StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted, Decision, DecisionLog, GenerationOpened
+from tidegate.protocol.messages import Barrier
+from tidegate.protocol.quorum import Ack
 from tidegate.protocol.retention import PARTS
 from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
 from tidegate.testing.simulator.world import World
@@ -192,6 +194,14 @@ class NothingNeededDeleted:
         files = {file for report in manifest.values() for file in report.files}
         self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
 
+    def check_each(self, retained: Collection[int], is_there: Callable[[str], bool]) -> None:
+        for checkpoint_id in retained:
+            for path in self._references[checkpoint_id]:
+                if not is_there(path):
+                    raise SimulationFailure(
+                        "NothingNeededDeleted", f"checkpoint {checkpoint_id} needs {path}, which is gone"
+                    )
+
     def check(self, retained: Collection[int], stored: Collection[str], damaged: Collection[str], who: str) -> None:
         for checkpoint_id in retained:
             for path in self._references[checkpoint_id]:
@@ -263,6 +273,68 @@ class WatermarkHeldBack:
                 )
 
 
+class AllAcknowledged:
+    """A checkpoint is decided when every member has acknowledged it, not when all stages have reported."""
+
+    def __init__(self) -> None:
+        self._acked: set[tuple[int, int, str]] = set()
+
+    def on_ack(self, ack: Ack) -> None:
+        self._acked.add((ack.generation, ack.checkpoint_id, ack.instance))
+
+    def on_decided(self, record: CheckpointCompleted, members: Collection[str]) -> None:
+        silent = [each for each in members if (record.generation, record.checkpoint_id, each) not in self._acked]
+        if silent:
+            raise SimulationFailure(
+                "AllAcknowledged", f"checkpoint {record.checkpoint_id} was decided without {', '.join(silent)}"
+            )
+
+
+class RightlyBlamed:
+    """An abort names who is to blame: a stage only if one has declined, the store only if nothing was announced."""
+
+    def __init__(self) -> None:
+        self._announced: set[tuple[int, int]] = set()
+        self._declined: set[tuple[int, int]] = set()
+
+    def on_announced(self, generation: int, checkpoint_id: int) -> None:
+        self._announced.add((generation, checkpoint_id))
+
+    def on_decline(self, decline: StageDecline) -> None:
+        self._declined.add((decline.generation, decline.checkpoint_id))
+
+    def on_aborted(self, generation: int, checkpoint_id: int, reason: AbortReason) -> None:
+        is_announced = (generation, checkpoint_id) in self._announced
+        match reason:
+            case AbortReason.STAGE_DECLINED:
+                is_right = (generation, checkpoint_id) in self._declined
+            case AbortReason.TIMED_OUT | AbortReason.QUORUM_FAILED:
+                is_right = is_announced
+            case AbortReason.STORE_FAILED:
+                is_right = not is_announced
+            case _:
+                is_right = True
+        if not is_right:
+            raise SimulationFailure("RightlyBlamed", f"checkpoint {checkpoint_id} was aborted: {reason.value}")
+
+
+class NothingAfterDrain:
+    """A stage that was cut by a DRAIN barrier begins no batch, unless that is cancelled."""
+
+    def __init__(self) -> None:
+        self._drained: dict[tuple[int, str], int] = {}
+
+    def on_barrier(self, generation: int, stage: str, barrier: Barrier) -> None:
+        if barrier.is_drain and not barrier.is_cancel:
+            self._drained[generation, stage] = barrier.checkpoint_id
+        elif barrier.is_cancel and self._drained.get((generation, stage)) == barrier.checkpoint_id:
+            del self._drained[generation, stage]
+
+    def on_batch(self, generation: int, stage: str) -> None:
+        if (generation, stage) in self._drained:
+            raise SimulationFailure("NothingAfterDrain", f"{stage} begins a batch in generation {generation}")
+
+
 class Completion(msgspec.Struct, frozen=True):
     """A checkpoint that was completed, as it stands in the store."""
 
@@ -288,6 +360,9 @@ class Checkers:
         self.nothing_needed_deleted = NothingNeededDeleted()
         self.no_checkpoint_lost = NoCheckpointLost(config)
         self.watermark_held_back = WatermarkHeldBack()
+        self.all_acknowledged = AllAcknowledged()
+        self.rightly_blamed = RightlyBlamed()
+        self.nothing_after_drain = NothingAfterDrain()
 
     def on_claimed(self, record: Decision, objects: Mapping[str, Any]) -> None:
         """A record was created in the store. Below the start of the log it means nothing."""
@@ -316,6 +391,14 @@ class Checkers:
         self.consistent_cut.on_completed(record.checkpoint_id, manifest)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.source_prefix.on_completed(record, manifest, states)
+        self.no_checkpoint_lost.on_completed(record, manifest, before)
+
+    def on_whole(self, record: CheckpointCompleted, manifest: Manifest, before: list[int]) -> None:
+        """The same of a real root, of which the state of stages cannot be looked into."""
+        self.completions.append(Completion(record, manifest))
+        self.nothing_needed_deleted.on_completed(record, manifest)
+        self.consistent_cut.on_completed(record.checkpoint_id, manifest)
+        self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.no_checkpoint_lost.on_completed(record, manifest, before)
 
     def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:

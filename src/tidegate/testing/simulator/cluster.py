@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
+from tidegate.errors import CheckpointError, NoCheckpointInProgress
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.recovery import Refuse
 from tidegate.testing.simulator.checkers import Checkers, Manifest, SimulationFailure
 from tidegate.testing.simulator.dag import Dag
-from tidegate.testing.simulator.instance import SimulatedInstance
-from tidegate.testing.simulator.leader import SimulatedLeader
-from tidegate.testing.simulator.stage import Channel
+from tidegate.testing.simulator.host import PATIENCE
+from tidegate.testing.simulator.process import SimulatedLeader, SimulatedProcess
+from tidegate.testing.simulator.query import Channel
 from tidegate.testing.simulator.store import SimulatedStore, SimulatedTable
-from tidegate.testing.simulator.world import Faults, World
+from tidegate.testing.simulator.world import Faults, Process, World
+
+
+class Mishaps(msgspec.Struct, frozen=True):
+    """How often what happens during the fault phase."""
+
+    crashes: int = 0
+    pauses: int = 0
+    spurious_elections: int = 0
+    drains: int = 0
+    damages: int = 0
+    power_losses: int = 0
+    full_disks: int = 0
+    standstills: int = 0
+    dead_queries: int = 0
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -28,13 +44,8 @@ class Scenario(msgspec.Struct, frozen=True):
     instances: int
     rows: dict[str, int]
     faults: Faults
-    fault_phase_ms: int
-    crashes: int
-    pauses: int
-    spurious_elections: int
-    drains: int
-    damages: int
-    power_losses: int
+    mishaps: Mishaps
+    fault_phase_ms: int = 1_800
 
 
 class Cluster:
@@ -46,19 +57,22 @@ class Cluster:
         self._clock = random.Random(f"clock {seed}")
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
-        self.instances = {
-            name: SimulatedInstance(self, name) for name in (f"i{index}" for index in range(scenario.instances))
+        self.processes = {
+            name: SimulatedProcess(self, name) for name in (f"i{index}" for index in range(scenario.instances))
         }
         self.refused: Refuse | None = None
         self.aborted = 0
         self.crashes = 0
         self._scenario = scenario
         self._channels: dict[tuple[int, str], Channel] = {}
-        self._assignments: dict[int, dict[str, tuple[str, ...]]] = {}
         self._leaders: dict[str, SimulatedLeader] = {}
         self._leader: SimulatedLeader | None = None
         self._elections = 0
         self._faults_end = False
+
+    def config_now(self) -> CheckpointConfig:
+        """Without faults a restart would hide that checkpoints cannot succeed."""
+        return msgspec.structs.replace(self.config, tolerable_failures=10**6) if self._faults_end else self.config
 
     def clock(self) -> int:
         """What the clock of a process says, which jumps forth and back."""
@@ -77,63 +91,61 @@ class Cluster:
         return self._channels[generation, stage]
 
     def members(self) -> dict[str, int]:
-        """The instances that are alive, with their incarnations."""
+        """The instances that seem to be alive, with their incarnations. One that is paused may be taken for dead."""
         return {
-            name: instance.process.incarnation for name, instance in self.instances.items() if instance.process.alive
+            name: instance.process.incarnation
+            for name, instance in self.processes.items()
+            if instance.process.alive and (self._is_awake(name) or self.world.chance(0.5))
         }
 
-    def assign(self, generation: int, members: list[str], base: Manifest | None) -> dict[str, tuple[str, ...]]:
+    def _is_awake(self, name: str) -> bool:
+        return self.processes[name].process.paused_until <= self.world.now
+
+    def assign(self, generation: int, members: list[str]) -> dict[str, tuple[str, ...]]:
         """Spread the stages over the members, and lay the channels of the generation."""
         placed: dict[str, list[str]] = {name: [] for name in members}
         for stage in self.dag.stages:
             placed[self.world.random.choice(members)].append(stage)
-            self._channels[generation, stage] = Channel(0 if base is None else base[stage].output_sequence)
-        self._assignments[generation] = {name: tuple(stages) for name, stages in placed.items()}
-        return self._assignments[generation]
-
-    def assigned(self, generation: int, instance: str) -> bool:
-        return bool(self._assignments.get(generation, {}).get(instance))
+            self._channels[generation, stage] = Channel()
+        return {name: tuple(stages) for name, stages in placed.items()}
 
     def check_watermark(self, generation: int, min_watermark_ms: int | None) -> None:
         watermarks = {
-            name: stage.watermark_ms
-            for instance in self.instances.values()
-            if instance.generation == generation
-            for name, stage in instance.stages.items()
-            if stage.spec.is_source
+            name: query.watermark_ms
+            for process in self.processes.values()
+            for name, query in process.queries.items()
+            if query.generation == generation and query.spec.is_source
         }
         self.checkers.watermark_held_back.on_announced(min_watermark_ms, watermarks)
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def send_to_instance(self, name: str, method: str, *arguments: Any) -> None:
-        instance = self.instances[name]
-        self._send(lambda: getattr(instance, method)(*arguments), instance)
+    def send_to_process(self, name: str, message: Any) -> None:
+        self._send(self.processes[name].receive, message, self.processes[name])
 
-    def send_to_leader(self, claimant: str, method: str, *arguments: Any) -> None:
+    def send_to_leader(self, claimant: str, message: Any) -> None:
         leader = self._leaders.get(claimant)
         if leader is not None:
-            instance = leader.instance
-            self._send(lambda: getattr(leader, method)(*arguments), instance)
+            self._send(leader.receive, message, leader.driver)
 
-    def _send(self, deliver: Callable[[], None], to: SimulatedInstance) -> None:
+    def _send(self, receive: Callable[[Any], None], message: Any, to: SimulatedProcess) -> None:
         if to.process.alive and not self.world.chance(self.world.faults.lose_message):
-            self.world.after(self.world.delay(10), to.process, deliver)
+            self.world.after(self.world.delay(10), to.process, receive, message)
 
     # -- leadership -------------------------------------------------------------------------------
 
     def elect(self, name: str | None = None) -> None:
         """Make an instance the leader. The old one is not told, and nobody asks whether it is dead."""
-        alive = [each for each in self.members() if self.instances[each].process.paused_until <= self.world.now]
+        alive = [name for name, each in self.processes.items() if each.process.alive and self._is_awake(name)]
         if not alive:
             return
         chosen = name if name in alive else self.world.random.choice(alive)
         self._elections += 1
         for leader in self._leaders.values():
-            if leader.instance.name == chosen:
+            if leader.driver.name == chosen:
                 leader.stop()
         claimant = f"{chosen}#{self._elections}"
-        self._leader = SimulatedLeader(self, self.instances[chosen], claimant)
+        self._leader = SimulatedLeader(self, self.processes[chosen], claimant)
         self._leaders[claimant] = self._leader
         self.world.note("{} is elected", claimant)
         self._leader.begin()
@@ -141,7 +153,7 @@ class Cluster:
     def _supervise(self) -> None:
         """A run that was superseded, or died, is started again somewhere sooner or later."""
         if self.refused is None:
-            if self._leader is None or self._leader.stopped:
+            if self._leader is None or self._leader.is_over:
                 self.elect()
             self.world.after(150, None, self._supervise)
 
@@ -149,18 +161,13 @@ class Cluster:
         """The pipeline failed, or an instance was lost: open a new generation."""
         leader.stop()
         if leader is self._leader:
-            self.world.after(self.world.delay(30), None, self.elect, leader.instance.name)
-
-    def on_failed(self, leader: SimulatedLeader) -> None:
-        """Too many checkpoints failed. Without faults a restart would hide that they cannot succeed."""
-        if not self._faults_end:
-            self.restart_generation(leader)
+            self.world.after(self.world.delay(30), None, self.elect, leader.driver.name)
 
     def on_drained(self, leader: SimulatedLeader) -> None:
         """A drained pipeline has stopped; somebody starts it again."""
         self.restart_generation(leader)
 
-    def on_refused(self, refusal: Refuse, health: dict[int, str | None]) -> None:
+    def on_refused(self, refusal: Refuse, health: Mapping[int, str | None]) -> None:
         """Right only where a damaged checkpoint's rows are visible already, or all are damaged."""
         damaged = {checkpoint_id for checkpoint_id, damage in health.items() if damage is not None}
         if not damaged or not damaged <= self.checkers.no_checkpoint_lost.damaged_checkpoints:
@@ -172,18 +179,22 @@ class Cluster:
 
     def start(self) -> None:
         scenario, rng = self._scenario, self.world.random
-        self.world.faults = scenario.faults
-        for instance in self.instances.values():
+        self.world.faults = msgspec.structs.replace(scenario.faults)
+        for instance in self.processes.values():
             instance.start_ticking()
         self.elect()
         self.world.after(150, None, self._supervise)
+        mishaps = scenario.mishaps
         for count, fault in (
-            (scenario.crashes, self._crash),
-            (scenario.pauses, self._pause),
-            (scenario.spurious_elections, self.elect),
-            (scenario.drains, self._drain),
-            (scenario.damages, self._damage),
-            (scenario.power_losses, self._lose_power),
+            (mishaps.crashes, self._crash),
+            (mishaps.pauses, self._pause),
+            (mishaps.spurious_elections, self.elect),
+            (mishaps.drains, self._drain),
+            (mishaps.damages, self._damage),
+            (mishaps.power_losses, self._lose_power),
+            (mishaps.full_disks, self._fill_disk),
+            (mishaps.standstills, self._stand_still),
+            (mishaps.dead_queries, self._kill_query),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -192,7 +203,7 @@ class Cluster:
         self._faults_end = True
         self.world.note("the faults end")
         self.world.faults = Faults()
-        for instance in self.instances.values():
+        for instance in self.processes.values():
             instance.process.paused_until = 0
             if not instance.process.alive:
                 self._restart(instance)
@@ -202,63 +213,87 @@ class Cluster:
             table.failures_due = 2
         for _ in range(2):
             self.world.after(200 + self.world.delay(400), None, self._cancel)
+        self.world.after(200 + self.world.delay(400), None, self._kill_query)
 
     def _cancel(self) -> None:
         """A user cancels the checkpoint that is under way, as soon as there is one."""
-        if self._leader is None or not self._leader.cancel():
-            self.world.after(5, None, self._cancel)
+        try:
+            if self._leader is not None and not self._leader.is_over:
+                self._leader.cancel()
+                return
+        except NoCheckpointInProgress:
+            pass
+        self.world.after(5, None, self._cancel)
 
     def _crash(self, name: str | None = None) -> None:
-        instance = self.instances[name or self.world.random.choice(list(self.instances))]
+        instance = self.processes[name or self.world.random.choice(list(self.processes))]
         if not instance.process.alive:
             return
         self.crashes += 1
         self.world.note("{} crashes", instance.name)
         instance.process.crash()
-        for stage in instance.stages.values():
-            stage.stopped = True
         instance.forget()
         for leader in self._leaders.values():
-            if leader.instance is instance:
+            if leader.driver is instance:
                 leader.stop()
         self.world.after(self.world.delay(150), None, self._restart, instance)
         self.world.after(self.world.delay(120), None, self._notice, instance)
 
-    def _restart(self, instance: SimulatedInstance) -> None:
+    def _restart(self, instance: SimulatedProcess) -> None:
         if not instance.process.alive:
             instance.process.restart()
             self.world.note("{} is up again", instance.name)
             instance.start_ticking()
             self.world.after(self.world.delay(50), None, self._notice, instance)
 
-    def _notice(self, instance: SimulatedInstance) -> None:
+    def _notice(self, instance: SimulatedProcess) -> None:
         """Membership has changed; who leads hears of it, or somebody else is elected."""
         leader = self._leader
-        if leader is None or leader.stopped or not leader.instance.process.alive:
+        if leader is None or leader.is_over or not leader.driver.process.alive:
             self.elect()
         else:
-            leader.on_membership(instance.name)
+            if leader.leader is not None:
+                leader.leader.on_lost(instance.name)
             self.restart_generation(leader)
 
     def _pause(self) -> None:
         """A process stops and wakes up later, knowing nothing of it (SIGSTOP, a long collection)."""
         leader = self._leader
-        name = self.world.random.choice(list(self.instances))
+        name = self.world.random.choice(list(self.processes))
         if leader is not None and self.world.random.random() < 0.6:
-            name = leader.instance.name
-        process = self.instances[name].process
-        if process.alive:
-            process.paused_until = self.world.now + self.world.delay(600)
-            self.world.note("{} is paused until {} ms", name, process.paused_until)
-            self.world.after(self.world.delay(100), None, self.elect)
+            name = leader.driver.name
+        if self.processes[name].process.alive:
+            self.put_to_sleep(self.processes[name].process)
+
+    def put_to_sleep(self, process: Process) -> None:
+        process.paused_until = self.world.now + self.world.delay(800)
+        self.world.note("{} is paused until {} ms", process.name, process.paused_until)
+        self.world.after(self.world.delay(100), None, self.elect)
+
+    def _fill_disk(self) -> None:
+        """Nothing can be written, what lies there can be read and deleted, and then somebody makes room."""
+        self.world.faults.disk_is_full_until_ms = self.world.now + self.world.delay(600)
+        self.world.note("the disk is full until {} ms", self.world.faults.disk_is_full_until_ms)
+
+    def _stand_still(self) -> None:
+        """The store does not answer for longer than anybody's patience, and then does all that it was asked."""
+        lasts_ms = PATIENCE.give_up_ms + self.world.delay(600)
+        self.world.faults.store_stands_until_ms = self.world.now + lasts_ms
+        self.world.note("the store stands still for {} ms", lasts_ms)
+
+    def _kill_query(self) -> None:
+        running = [query for process in self.processes.values() for query in process.queries.values()]
+        if running:
+            self.world.random.choice(running).die("a task failed too often")
 
     def _drain(self) -> None:
         if self._leader is not None:
-            self._leader.trigger(Flag.DRAIN)
+            with suppress(CheckpointError):
+                self._leader.trigger(Flag.DRAIN)
 
     def _lose_power(self) -> None:
         """Everything goes down while a record is being written to the log, and half of it is there afterwards."""
-        for name in self.instances:
+        for name in self.processes:
             self._crash(name)
         self.store.tear_next()
         self.world.note("the power is lost, and the last record is torn")
@@ -268,7 +303,7 @@ class Cluster:
         newest = self.checkers.log.newest
         if newest is None:
             return
-        for name in self.instances:
+        for name in self.processes:
             self._crash(name)
         manifest: Manifest = self.store.objects[newest.manifest].value
         paths = sorted(report.files[0] for report in manifest.values())

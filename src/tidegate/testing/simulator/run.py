@@ -10,7 +10,7 @@ import msgspec
 from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
 from tidegate.testing.simulator.checkers import Completion, SimulationFailure
-from tidegate.testing.simulator.cluster import Cluster, Scenario
+from tidegate.testing.simulator.cluster import Cluster, Mishaps, Scenario
 from tidegate.testing.simulator.dag import Dag, random_dag
 from tidegate.testing.simulator.world import Faults
 
@@ -34,6 +34,7 @@ class Outcome(msgspec.Struct, frozen=True):
     expected: dict[str, int]
     refused: str | None
     trace: tuple[str, ...]
+    whole: bool = False
 
     @property
     def unaligned(self) -> int:
@@ -41,7 +42,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def replay(self) -> str:
-        return f"tidegate simulate --seed {self.seed}"
+        return f"tidegate simulate{' --whole' if self.whole else ''} --seed {self.seed}"
 
 
 def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
@@ -76,14 +77,25 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
         config=config,
         instances=rng.randint(1, 3),
         rows={name: rng.choice((0, 1, 60, 250, 500)) for name in dag.sources},
-        faults=Faults(sometimes(0.2), sometimes(0.1), sometimes(0.15), sometimes(0.1)),
-        fault_phase_ms=1_800,
-        crashes=up_to(4),
-        pauses=up_to(3),
-        spurious_elections=up_to(3),
-        drains=1 if rng.random() < 0.15 else 0,
-        damages=1 if rng.random() < 0.1 else 0,
-        power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
+        faults=Faults(
+            lose_message=sometimes(0.2),
+            store_fails=sometimes(0.1),
+            store_fails_after_writing=sometimes(0.15),
+            store_is_slow=sometimes(0.1),
+            seems_to_exist=sometimes(0.3),
+            sleeps_before_claim=sometimes(0.25),
+        ),
+        mishaps=Mishaps(
+            crashes=up_to(4),
+            pauses=up_to(3),
+            spurious_elections=up_to(3),
+            drains=1 if rng.random() < 0.15 else 0,
+            damages=1 if rng.random() < 0.1 else 0,
+            power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
+            full_disks=up_to(2),
+            standstills=1 if rng.random() < 0.3 else 0,
+            dead_queries=up_to(2),
+        ),
     )
 
 

@@ -1,17 +1,17 @@
-"""A simulated store and simulated tables, which fail, are slow, and fail after having written."""
+"""A simulated store and simulated tables, which fail, are slow, and fail after having done what they were asked."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
 
-from tidegate.errors import StoreUnavailable
+from tidegate.errors import Fenced, StoreUnavailable
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.decision_log import Decision
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.testing.simulator.checkers import Checkers
+from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
 from tidegate.testing.simulator.dag import Ranges
 from tidegate.testing.simulator.world import Operation, Process, Resume, World
 
@@ -23,12 +23,12 @@ class Remote:
     def __init__(self, world: World) -> None:
         self._world = world
 
-    def _operation(self, effect: Callable[[], Any]) -> Operation:
+    def _operation(self, effect: Callable[[], Any], *, writes: bool = False) -> Operation:
         world = self._world
 
         def start(process: Process, resume: Resume) -> None:
             faults = world.faults
-            if world.chance(faults.store_fails):
+            if world.chance(faults.store_fails) or (writes and world.has_full_disk):
                 world.after(world.delay(8), process, resume, None, StoreUnavailable("the store failed"))
                 return
             answer_lost = world.chance(faults.store_fails_after_writing)
@@ -36,6 +36,10 @@ class Remote:
             incarnation = process.incarnation
 
             def land() -> None:
+                standing_ms = world.faults.store_stands_until_ms - world.now
+                if standing_ms > 0:
+                    world.after(standing_ms, None, land)
+                    return
                 result = effect()
                 if process.incarnation == incarnation:
                     error = StoreUnavailable("the store failed, after it had written") if answer_lost else None
@@ -44,13 +48,20 @@ class Remote:
             # Not bound to the process: what was sent takes effect though the sender dies.
             world.after(there_ms, None, land)
 
-        return start
+        return Operation(start)
 
     def _failure(self) -> Operation:
         def start(process: Process, resume: Resume) -> None:
             self._world.after(self._world.delay(8), process, resume, None, StoreUnavailable("it failed"))
 
-        return start
+        return Operation(start)
+
+
+class StagedRows(msgspec.Struct, frozen=True):
+    """Names what one batch has staged for a table."""
+
+    generation: int
+    batch: int
 
 
 class StoredObject(msgspec.Struct, frozen=True):
@@ -75,7 +86,7 @@ class SimulatedStore(Remote):
         self.objects[path] = StoredObject(generation, value)
 
     def put(self, path: str, generation: int, value: Any) -> Operation:
-        return self._operation(lambda: self.write_now(path, generation, value))
+        return self._operation(lambda: self.write_now(path, generation, value), writes=True)
 
     def get(self, path: str) -> Operation:
         return self._operation(lambda: self.objects.get(path))
@@ -97,11 +108,16 @@ class SimulatedStore(Remote):
         def effect() -> bool:
             if record.slot in self.log or record.slot in self.torn:
                 return False
+            if self._world.chance(self._world.faults.seems_to_exist):
+                self._world.note("slot {} is said to be taken", record.slot)
+                return False
+            if record.slot < self._checkers.log.first_slot:
+                self._world.note("slot {}, which was trimmed, is claimed", record.slot)
             self.log[record.slot] = record
             self._checkers.on_claimed(record, self.objects)
             return True
 
-        return self._operation(effect)
+        return self._operation(effect, writes=True)
 
     def tear_next(self) -> None:
         """Power was lost while a record was being written behind the last one."""
@@ -114,31 +130,29 @@ class SimulatedStore(Remote):
         """The records, and the slots of those that are torn."""
         return self._operation(lambda: (list(self.log.values()), frozenset(self.torn)))
 
-    def trim_log(self, is_dropped: Callable[[int], bool]) -> Operation:
-        dropped = {slot for slot in (*self.log, *self.torn) if is_dropped(slot)}
-
+    def trim_log(self, start: int, but: frozenset[int]) -> Operation:
         def effect() -> None:
-            for slot in dropped & self.log.keys():
-                del self.log[slot]
-            self.torn -= dropped
-            self.reserved = {max(self.reserved)} if self.reserved else set()
+            self.log = {slot: record for slot, record in self.log.items() if slot >= start or slot in but}
+            self.torn = {slot for slot in self.torn if slot >= start}
+
+        return self._operation(effect)
+
+    def forget_marks(self, below: int) -> Operation:
+        def effect() -> None:
+            self.reserved = {marked for marked in self.reserved if marked >= below}
 
         return self._operation(effect)
 
     def reserve(self, checkpoint_id: int) -> Operation:
         """Mark a checkpoint id as used."""
-        return self._operation(lambda: self.reserved.add(checkpoint_id))
+        return self._operation(lambda: self.reserved.add(checkpoint_id), writes=True)
 
     def largest_reserved(self) -> Operation:
         return self._operation(lambda: max(self.reserved, default=0))
 
 
-class Fenced(Exception):
-    """The table refused a commit of an older generation."""
-
-
 class SimulatedTable(Remote):
-    """A sink's table: rows become visible epoch by epoch, in one atomic commit each."""
+    """A sink's table: rows are staged batch by batch, and become visible epoch by epoch, in one atomic commit each."""
 
     def __init__(self, world: World, checkers: Checkers, sink: str) -> None:
         super().__init__(world)
@@ -148,6 +162,11 @@ class SimulatedTable(Remote):
         self.through_batch = -1
         self.fenced_at = 0
         self.failures_due = 0
+        self.staged: dict[StagedRows, Ranges] = {}
+
+    def stage_now(self, staged: StagedRows, rows: Ranges) -> None:
+        """What Spark stages and commits by itself."""
+        self.staged[staged] = rows
 
     def facts(self) -> Operation:
         return self._operation(lambda: SinkFacts(self.epoch, self.fenced_at))
@@ -156,25 +175,40 @@ class SimulatedTable(Remote):
         def effect() -> None:
             self.fenced_at = max(self.fenced_at, generation)
 
-        return self._operation(effect)
+        return self._operation(effect, writes=True)
 
-    def commit(self, permit: CommitPermit, staged: list[tuple[int, Ranges]]) -> Operation:
-        """Show what was staged in batches after the last committed one. Answers whether it did."""
+    def check(self) -> Operation:
+        """Whether it would take what was sealed, which it does."""
+        return self._operation(lambda: None)
+
+    def commit(self, permit: CommitPermit, sealed: Sequence[StagedRows]) -> Operation:
+        """Show what was staged in batches after the last committed one. Answers whether it did, or that it may not."""
         if self.failures_due:
             self.failures_due -= 1
             return self._failure()
 
         def effect() -> bool | Fenced:
             if permit.generation < self.fenced_at:
-                return Fenced()
+                return Fenced(f"the table of {self.sink} is fenced at {self.fenced_at}")
             if permit.epoch <= self.epoch:
                 return False
             self.epoch = permit.epoch
-            for batch, rows in staged:
-                if batch > self.through_batch:
-                    self.through_batch = batch
-                    self._checkers.on_rows_visible(self.sink, rows)
+            for each in sealed:
+                if each.batch > self.through_batch:
+                    self._show(each)
             self._checkers.on_epoch_visible(self.sink, permit)
             return True
+
+        return self._operation(effect, writes=True)
+
+    def _show(self, staged: StagedRows) -> None:
+        if staged not in self.staged:
+            raise SimulationFailure("NothingNeededDeleted", f"{staged}, which {self.sink} is to show, is gone")
+        self.through_batch = staged.batch
+        self._checkers.on_rows_visible(self.sink, self.staged[staged])
+
+    def drop(self, is_dropped: Callable[[StagedRows], bool]) -> Operation:
+        def effect() -> None:
+            self.staged = {each: rows for each, rows in self.staged.items() if not is_dropped(each)}
 
         return self._operation(effect)

@@ -8,26 +8,55 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any
 
 import msgspec
 
 Resume = Callable[[Any, Exception | None], None]
-Operation = Callable[["Process", Resume], None]
-"""Something that takes simulated time: it is started for a process, and resumes it with a result or error."""
 
-Task = Generator[Operation, Any, Any]
-"""A flow of one process: yields operations, is resumed with their results, dies with its process."""
+
+class Operation:
+    """Something that takes simulated time: it is started for a process, and resumes it with a result or error."""
+
+    __slots__ = ("start",)
+
+    def __init__(self, start: Callable[[Process, Resume], None]) -> None:
+        self.start = start
+
+    def __await__(self) -> Generator[Operation, Any, Any]:
+        return (yield self)
+
+
+Task = Coroutine[Operation, Any, None]
+"""What one process does: awaits operations, is resumed with their results, dies with its process."""
+
+
+class Scope:
+    """Tasks that belong together: none goes on when it is over."""
+
+    __slots__ = ("is_over",)
+
+    def __init__(self) -> None:
+        self.is_over = False
 
 
 class Faults(msgspec.Struct):
-    """How likely things go wrong, now. All zero once the faults have ended."""
+    """How likely things go wrong, now. All zero once the faults have ended.
+
+    `seems_to_exist`: a slot is said to be taken, though it is free. `sleeps_before_claim`: others may have trimmed the
+    log past the slot when the process wakes up. `disk_is_full_until_ms`: no write succeeds. `store_stands_until_ms`:
+    nothing that is asked for takes effect, or is answered, before that.
+    """
 
     lose_message: float = 0.0
     store_fails: float = 0.0
     store_fails_after_writing: float = 0.0
     store_is_slow: float = 0.0
+    seems_to_exist: float = 0.0
+    sleeps_before_claim: float = 0.0
+    disk_is_full_until_ms: int = 0
+    store_stands_until_ms: int = 0
 
 
 class Process:
@@ -93,25 +122,29 @@ class World:
         if self.trace is not None:
             self.trace.append(f"{self.now:>6} ms  {template.format(*values)}")
 
+    @property
+    def has_full_disk(self) -> bool:
+        return self.now < self.faults.disk_is_full_until_ms
+
     def chance(self, probability: float) -> bool:
         return probability > 0 and self.random.random() < probability
 
     def delay(self, longest_ms: int) -> int:
         return int(self.random.random() * longest_ms) + 1
 
-    def spawn(self, process: Process, task: Task) -> None:
+    def spawn(self, process: Process, task: Task, scope: Scope) -> None:
         """Run a task in a process."""
-        self._advance(process, task, None, None)
+        self._advance(process, task, scope, None, None)
 
     def sleep(self, delay_ms: int) -> Operation:
-        def start(process: Process, resume: Resume) -> None:
-            self.after(delay_ms, process, resume, None, None)
+        return Operation(lambda process, resume: self.after(delay_ms, process, resume, None, None))
 
-        return start
-
-    def _advance(self, process: Process, task: Task, value: Any, error: Exception | None) -> None:
+    def _advance(self, process: Process, task: Task, scope: Scope, value: Any, error: Exception | None) -> None:
+        if scope.is_over:
+            task.close()
+            return
         try:
             operation = task.send(value) if error is None else task.throw(error)
         except StopIteration:
             return
-        operation(process, lambda result, failure: self._advance(process, task, result, failure))
+        operation.start(process, lambda result, failure: self._advance(process, task, scope, result, failure))

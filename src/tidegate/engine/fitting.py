@@ -1,0 +1,154 @@
+"""Whether what is to run fits what it would start from: its functions are called, shape, state and tables checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
+
+import msgspec
+
+from tidegate.engine.root import Root, check_shape, check_sources
+from tidegate.engine.status import StepName
+from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
+from tidegate.protocol.decision_log import DecisionLog
+from tidegate.sinks.contract import BoundSink
+from tidegate.sinks.sessions import PARTITIONS
+from tidegate.spark import queries
+from tidegate.spark.definition import StageDefinition
+from tidegate.spark.plan import states_of
+from tidegate.spark.session import StageSessions
+from tidegate.spark.state import check_state, settings_not_taken
+from tidegate.storage.manifest import Manifest, StageShape, StageState, TableAddress
+from tidegate.storage.paths import RootPaths
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+
+class Begin(Protocol):
+    """Tells everybody what is done next to start."""
+
+    def __call__(
+        self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None
+    ) -> None: ...
+
+
+class SparkFitting:
+    """The stages of a pipeline, built against the gates that the next generation will have. A context: what looks at
+    their plans does so beside the look at the checkpoint."""
+
+    def __init__(
+        self,
+        definitions: list[StageDefinition],
+        root: Root,
+        session: SparkSession,
+        sinks: Mapping[str, BoundSink],
+        set_by_users: Mapping[str, str],
+        begin: Begin,
+    ) -> None:
+        """`set_by_users`: settings of the session that are not Spark's own defaults."""
+        self._definitions = definitions
+        self._root = root
+        self._session = session
+        self._sessions = StageSessions(session)
+        self._sinks = sinks
+        self._set_by_users = set_by_users
+        self._begin = begin
+        self._number = 0
+        self._looking = ExitStack()
+        self._state: Callable[[str], StageState | None] = lambda _: None
+        self.built: dict[str, queries.Built] = {}
+        self.shape: dict[str, StageShape] = {}
+        self.base: Manifest | None = None
+        self.changes: tuple[str, ...] = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._looking.__exit__(kind, error, trace)
+
+    def build(self, number: int) -> None:
+        """Call the functions. Until it is opened, a generation's folder is nobody's: another run may be about to open
+        the same. So what is made there before, which is empty folders, stays there if it comes to nothing."""
+        self._looking.close()
+        self._number = number
+        schemas: dict[str, StructType] = {}
+        self.built = {}
+        for index, definition in enumerate(self._definitions, start=1):
+            self._begin("calling_functions", definition.name, index, len(self._definitions))
+            names = {each: RootPaths.gate(number, definition.name, each) for each in definition.inputs}
+            for folder in names.values():
+                self._root.store.make_folder(folder)  # which Spark looks for
+            gates = {each: self._root.store.at(folder) for each, folder in names.items()}
+            self.built[definition.name] = queries.build(definition, self._sessions, gates, schemas)
+            schemas[definition.name] = self.built[definition.name].schema
+        self._begin("reading_checkpoint")
+        self._state = self._looking.enter_context(states_of({name: each.frame for name, each in self.built.items()}))
+
+    def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
+        if log.next_generation != self._number:
+            self.build(log.next_generation)
+            return False
+        shape = self._shape()
+        if base is not None:
+            check_shape(base, shape)
+        shape = check_sources(self._root.store, self._number, base, shape)
+        shape = {name: msgspec.structs.replace(each, state=self._state(name)) for name, each in shape.items()}
+        self.changes = () if base is None else self._check_state(base, shape)
+        tables = self._check_tables(base, log)
+        for name, sink in self._sinks.items():  # none is created before all are checked
+            if name not in tables:
+                sink.prepare_table(self.built[name].schema)
+                tables[name] = address_of(sink)
+        self.shape = {
+            **shape,
+            **{name: msgspec.structs.replace(shape[name], table=table) for name, table in tables.items()},
+        }
+        self.base = None if base is None else with_staged_in(tables, base)
+        return True
+
+    def _shape(self) -> dict[str, StageShape]:
+        return {
+            each.name: StageShape(
+                each.kind,
+                each.inputs,
+                each.output_mode,
+                self.built[each.name].schema.simpleString(),
+                None if each.sink is None else each.sink.table,
+                self.built[each.name].streams,
+                has_event_time=self.built[each.name].has_event_time,
+            )
+            for each in self._definitions
+        }
+
+    def _check_state(self, base: Manifest, shape: dict[str, StageShape]) -> tuple[str, ...]:
+        """Whether the stages can go on with their state. Returns what has changed since, though they can."""
+
+        def setting(key: str) -> str | None:
+            # By default it is how many cores there are: on another machine nobody has set anything else.
+            is_default = key == PARTITIONS and key not in self._set_by_users
+            return None if is_default else self._session.conf.get(key, None)
+
+        return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))
+
+    def _check_tables(self, base: Manifest | None, log: DecisionLog) -> dict[str, TableAddress]:
+        """Whether the tables can take what the stages write, and hold what the checkpoint goes on from. Those are
+        returned that need not be created: where no row was ever sealed for a table, any other will do."""
+        modes = {each.name: each.output_mode for each in self._definitions}
+        tables: dict[str, TableAddress] = {}
+        for number, (name, sink) in enumerate(self._sinks.items(), start=1):
+            self._begin("checking_tables", name, number, len(self._sinks))
+            is_there = sink.check_table(self.built[name].schema, modes[name])
+            if base is None:
+                continue
+            if is_there:
+                tables[name] = address_of(sink)
+            if goes_on_from_rows(base, name):
+                check_goes_on(sink, tables.get(name), base, log, self._root.store)
+        return tables

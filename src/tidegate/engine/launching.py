@@ -1,0 +1,120 @@
+"""Launching a generation on Spark: every stage is rebuilt, then all queries are started at once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
+from typing import TYPE_CHECKING
+
+from pyspark import inheritable_thread_target
+
+from tidegate.engine.fitting import Begin
+from tidegate.engine.generation import Generation
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.order import in_order
+from tidegate.spark import queries
+from tidegate.spark.causes import failure_of
+from tidegate.spark.definition import StageDefinition
+from tidegate.spark.filelog import StageSource, restart_source_logs
+from tidegate.spark.gate import WINDOW
+from tidegate.spark.output import restore_output
+from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
+from tidegate.storage.files import Files, clear
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_log = logging.getLogger("tidegate")
+
+
+class Launch:
+    """None of the queries runs ahead while another stage is still being rebuilt."""
+
+    def __init__(
+        self,
+        definitions: list[StageDefinition],
+        built: Mapping[str, queries.Built],
+        root: Files,
+        session: SparkSession,
+        begin: Begin,
+        *,
+        available_now: bool,
+    ) -> None:
+        self._definitions = definitions
+        self._built = built
+        self._root = root
+        self._session = session
+        self._begin = begin
+        self._available_now = available_now
+
+    def __call__(self, generation: Generation) -> None:
+        starts: dict[str, partial[StreamingQuery]] = {}
+        ordered = in_order(self._definitions, {name for name, each in self._built.items() if each.aggregates})
+        for number, definition in enumerate(self._definitions, start=1):
+            self._begin("laying_out", definition.name, number, len(self._definitions))
+            starts[definition.name] = self._lay_out(generation, definition, is_ordered=definition.name in ordered)
+        self._start(generation, starts)
+        reached(Step.QUERIES_STARTED)
+        _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
+
+    def _lay_out(
+        self, generation: Generation, definition: StageDefinition, *, is_ordered: bool
+    ) -> partial[StreamingQuery]:
+        """Returns what starts the stage's query."""
+        name, built = definition.name, self._built[definition.name]
+        stage = generation.stages[name]
+        checkpoint, output = lay_out(
+            self._root, generation, definition, built.sources, window=1 if is_ordered else WINDOW
+        )
+        stage.progress.may_end = self._available_now and not definition.inputs
+        start = queries.starting(
+            definition,
+            built.frame,
+            generation.sinks.get(name),
+            stage.row_staging(built.schema),
+            available_now=stage.progress.may_end,
+        )
+        if not definition.inputs:
+            generation.may_pause(name, inheritable_thread_target(self._session)(start))
+        return partial(start, checkpoint, output)
+
+    def _start(self, generation: Generation, starts: dict[str, partial[StreamingQuery]]) -> None:
+        with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
+            started = {
+                name: threads.submit(inheritable_thread_target(self._session)(start))
+                for name, start in reversed(starts.items())
+            }
+            self._begin("starting_queries", number=1, of=len(starts))
+            for done, _ in enumerate(as_completed(list(started.values())), start=1):
+                self._begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
+        for name, query in started.items():
+            if query.exception() is None:
+                generation.stages[name].progress.query = query.result()
+        for name, query in started.items():  # when all that were started can be stopped
+            if (error := query.exception()) is not None:
+                raise failure_of(name, error) from error
+
+
+def lay_out(
+    root: Files, generation: Generation, definition: StageDefinition, sources: Sequence[StageSource], *, window: int
+) -> tuple[Files, Files]:
+    """A stage's folders as of the checkpoint that it starts from, and its gates. Returns those of Spark's checkpoint
+    and of its output."""
+    name = definition.name
+    stage = generation.stages[name]
+    checkpoint, output = generation.checkpoint_of(definition), generation.output_of(definition)
+    clear(output, "")
+    cut = None if stage.start is None else stage.start.cut
+    restore_output(output, cut)
+    if stage.start is not None:
+        restore_checkpoint(root, stage.start.files, checkpoint, name)
+    if cut is None and not definition.inputs:
+        keep_first_position(root, generation.generation, name, generation.shape[name].streams)
+    elif cut is not None and definition.inputs:
+        restart_source_logs(checkpoint, cut, sources)
+    reached(Step.STAGE_RESTORED)
+    stage.open_gates(sources, window=window)
+    return checkpoint, output

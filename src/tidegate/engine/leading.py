@@ -1,0 +1,345 @@
+"""Carrying out what the leader of a generation asks for, and telling people what it does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tidegate.engine.carrier import Clock, Handlers
+from tidegate.engine.cleaning import CleaningPlan, plan_after
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.stage.output import ChannelOutput
+from tidegate.engine.stage.running import AsOfCut, RunningStage
+from tidegate.engine.status import as_moment
+from tidegate.engine.tables import what_would_fit
+from tidegate.errors import (
+    CheckpointsFailed,
+    DamagedCheckpoint,
+    SinkFailed,
+    StoreUnavailable,
+    Superseded,
+    TablePutBack,
+    TidegateError,
+)
+from tidegate.flows import requests
+from tidegate.flows.leader import FINAL
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.coordinator import Checkpoint, StageReport
+from tidegate.protocol.decision_log import DecisionLog, GenerationOpened
+from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.retention import StoredFile
+from tidegate.sinks import function
+from tidegate.sinks.contract import BoundSink, decode_committable
+from tidegate.spark.session import is_of_the_connection
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import Files
+from tidegate.storage.inspection import read_manifest
+from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.system import explained, say, told
+
+_log = logging.getLogger("tidegate")
+
+
+def deciding(decisions: StoredDecisions) -> Handlers:
+    """What is asked of the decision log and of the marks of ids."""
+
+    def claim(request: requests.Claim) -> Callable[[], bool]:
+        def act() -> bool:
+            is_ours = decisions.create(request.record)
+            is_opening = isinstance(request.record, GenerationOpened)
+            reached(Step.GENERATION_OPENED if is_opening else Step.SLOT_CLAIMED)
+            return is_ours
+
+        return act
+
+    def mark(request: requests.Mark) -> Callable[[], None]:
+        def act() -> None:
+            decisions.mark_used(request.checkpoint_id)
+            reached(Step.ID_MARKED)
+
+        return act
+
+    return {
+        requests.ReadLog: lambda _: decisions.read,
+        requests.Claim: claim,
+        requests.Force: lambda request: lambda: decisions.force(request.record),
+        requests.Trim: lambda request: lambda: decisions.trim(request.start, request.but),
+        requests.Mark: mark,
+        requests.LargestMarked: lambda _: decisions.largest_used,
+        requests.ForgetMarks: lambda request: lambda: decisions.forget_marks_below(request.below),
+    }
+
+
+def reports_in(manifest: Manifest) -> dict[str, StageReport]:
+    """What the stages had reported for a checkpoint."""
+    return {
+        name: as_report(
+            name,
+            each,
+            manifest.checkpoint_id,
+            manifest.attempt,
+            manifest.generation,
+            has_event_time=manifest.shape[name].has_event_time,
+        )
+        for name, each in manifest.stages.items()
+    }
+
+
+def _snapshot_in(report: StageReport) -> StageSnapshot:
+    """A stage's part of the manifest."""
+    at: AsOfCut
+    at, files, in_flight = report.detail
+    return StageSnapshot(
+        cut=report.cut,
+        files=files,
+        positions=report.positions,
+        output_sequence=report.output_sequence,
+        in_flight=in_flight or {},
+        source_positions=at.source_positions,
+        watermark_ms=report.watermark_ms,
+        committable=report.committable,
+        barrier_ms=report.barrier_ms,
+        alignment_ms=report.alignment_ms,
+        cause=report.cause,
+        over_bound=report.over_bound,
+        snapshot_ms=report.snapshot_ms,
+        new_bytes=report.new_bytes,
+        total_bytes=report.total_bytes,
+    )
+
+
+class _Commit(msgspec.Struct, frozen=True):
+    """A commit that is under way."""
+
+    permit: CommitPermit
+    since_ms: int
+
+
+class Leading:
+    def __init__(
+        self,
+        pipeline: str,
+        generation: int,
+        shape: Mapping[str, StageShape],
+        files: Files,
+        sinks: Mapping[str, BoundSink],
+        stages: Mapping[str, RunningStage],
+        clock: Clock,
+        commit_ms: int,
+    ) -> None:
+        self._pipeline = pipeline
+        self._generation = generation
+        self._shape = dict(shape)
+        self._files = files
+        self._decisions = StoredDecisions(files)
+        self._sinks = sinks
+        self._stages = stages
+        self._clock = clock
+        self._commit_ms = commit_ms
+        self.committing: dict[str, _Commit] = {}
+        self._triggered_at: dict[int, datetime] = {}
+        self._durations: dict[int, int] = {}
+        self._plan: CleaningPlan | None = None
+        self._deleted: frozenset[str] = frozenset()
+
+    def handlers(self) -> Handlers:
+        return {
+            **deciding(self._decisions),
+            requests.WriteManifest: self._write_manifest,
+            requests.ReadReports: self._read_reports,
+            requests.CommitSink: self._commit_sink,
+            requests.ListStored: self._list_stored,
+            requests.Delete: self._delete,
+            requests.ForgetStaged: self._forget_staged,
+        }
+
+    # -- manifests --------------------------------------------------------------------------------
+
+    def triggered_at(self, checkpoint: Checkpoint) -> datetime:
+        """When a checkpoint was begun: the clock is looked at once, so that everybody tells the same."""
+        checkpoint_id = checkpoint.checkpoint_id
+        if checkpoint_id not in self._triggered_at:
+            ago = timedelta(milliseconds=max(0, self._clock.now_ms - checkpoint.triggered_ms))
+            self._triggered_at[checkpoint_id] = self._clock.utc() - ago
+        return self._triggered_at[checkpoint_id]
+
+    def duration_ms(self, checkpoint: Checkpoint) -> int:
+        """How long a checkpoint took: of one that was decided, as its manifest has it; else until it ended, or now."""
+        until_ms = self._clock.now_ms if checkpoint.ended_ms is None else checkpoint.ended_ms
+        return self._durations.get(checkpoint.checkpoint_id, until_ms - checkpoint.triggered_ms)
+
+    def forget_but(self, known: set[int]) -> None:
+        """What is told of a checkpoint is kept as long as the coordinator knows it."""
+        for told_of in (self._triggered_at, self._durations):
+            for forgotten in told_of.keys() - known:
+                del told_of[forgotten]
+
+    def _write_manifest(self, request: requests.WriteManifest) -> Callable[[], requests.Written]:
+        checkpoint = request.checkpoint
+        at = self.triggered_at(checkpoint)
+        duration_ms = self._durations.setdefault(checkpoint.checkpoint_id, self.duration_ms(checkpoint))
+        manifest = Manifest(
+            format=FORMAT,
+            pipeline=self._pipeline,
+            checkpoint_id=checkpoint.checkpoint_id,
+            epoch=checkpoint.barrier.epoch,
+            generation=self._generation,
+            attempt=checkpoint.attempt,
+            flags=checkpoint.barrier.flags,
+            aligned=checkpoint.is_aligned,
+            triggered_at=as_moment(at),
+            duration_ms=duration_ms,
+            min_watermark_ms=request.min_watermark_ms,
+            shape=self._shape,
+            stages={name: _snapshot_in(report) for name, report in checkpoint.reports.items()},
+        )
+        name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
+
+        def write() -> requests.Written:
+            data, sha256 = encode_manifest(manifest)
+            self._files.write(name, data)
+            reached(Step.MANIFEST_WRITTEN)
+            return requests.Written(name, sha256, int(at.timestamp() * 1000))
+
+        return write
+
+    def _read_reports(self, request: requests.ReadReports) -> Callable[[], dict[str, StageReport] | None]:
+        def read() -> dict[str, StageReport] | None:
+            try:
+                return reports_in(read_manifest(self._files, request.record))
+            except DamagedCheckpoint:
+                return None
+
+        return read
+
+    def retained_manifests(self) -> list[Manifest]:
+        """Of all checkpoints that the log retains. It comes from another thread, and reads what is stored."""
+        while True:
+            log: DecisionLog = self._decisions.read()
+            if log.generation > self._generation:
+                raise Superseded(self._generation, log.generation)
+            records = [record for each in log.retained if (record := log.completed(each)) is not None]
+            try:
+                return [read_manifest(self._files, record) for record in records]
+            except DamagedCheckpoint:
+                if self._decisions.read().retained == log.retained:
+                    raise  # else it was removed meanwhile, and newer ones have taken its place
+
+    # -- sinks ------------------------------------------------------------------------------------
+
+    def _commit_sink(self, request: requests.CommitSink) -> Callable[[], None]:
+        sink, name = self._sinks[request.sink], request.sink
+        self.committing[name] = _Commit(request.permit, self._clock.now_ms)
+
+        def commit() -> None:
+            try:
+                sink.commit(request.permit, decode_committable(request.committable))
+            except Exception as error:
+                raise self._as_failure(name, error) from error
+            finally:
+                self.committing.pop(name, None)
+            reached(Step.SINK_COMMITTED)
+
+        return commit
+
+    def _as_failure(self, name: str, error: Exception) -> TidegateError:
+        if isinstance(error, TablePutBack):
+            would_fit = what_would_fit(name, error.epoch, error.next_batch, self._decisions.read(), self._files)
+            return TablePutBack(f"{error}; {would_fit}", error.epoch, error.next_batch)
+        if isinstance(error, FINAL):
+            return error
+        why = self._told_of_table(name, error)
+        if isinstance(error, TidegateError):
+            error.args = (why,)
+            return error
+        return CheckpointsFailed(why)
+
+    def _told_of_table(self, name: str, error: BaseException) -> str:
+        """Why a commit failed. What a database says of its disk is of another machine's, perhaps."""
+        if isinstance(error, OSError):
+            return told(error)
+        why = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
+        table = self._sinks[name].table
+        return explained(why, [table.address, self._files.location()]) if table.kind == "delta" else why
+
+    def tell_commit_failed(self, sink: str, permit: CommitPermit, failures: int, error: TidegateError) -> None:
+        # Where a function of the user's own failed is seen in the trace alone.
+        cause = error.__cause__
+        is_users = self._sinks[sink].table.kind in function.KINDS or not isinstance(cause, OSError)
+        is_ours = cause is None or isinstance(cause, TidegateError)
+        trace = None if is_ours or cause is None or is_of_the_connection(cause) or not is_users else cause
+        _log.warning("sink %s: commit of epoch %d failed (%d): %s", sink, permit.epoch, failures, error, exc_info=trace)
+
+    def check_commits(self) -> None:
+        """Raise if one takes longer than it may."""
+        for name, each in tuple(self.committing.items()):
+            if self._clock.now_ms - each.since_ms >= self._commit_ms:
+                raise SinkFailed(
+                    f"{self._sinks[name].describe()}: the commit of epoch {each.permit.epoch} has not ended in "
+                    f"{self._commit_ms / 1000:g} s; see what it waits for, or give it longer: --commit-timeout"
+                )
+
+    def commit_ends_in_s(self, sink: str) -> float:
+        """How soon the one that is under way counts as overdue."""
+        commit = self.committing.get(sink)
+        return 0 if commit is None else max(0, commit.since_ms + self._commit_ms - self._clock.now_ms) / 1000
+
+    def what_sinks_lack(self, pending: Mapping[str, tuple[int, str]]) -> list[str]:
+        said: list[str] = []
+        for name, (epoch, why) in pending.items():
+            commit = self.committing.get(name)
+            if commit is not None:
+                since_s = (self._clock.now_ms - commit.since_ms) / 1000
+                checkpoint = checkpoint_name(commit.permit.checkpoint_id)
+                said.append(f"the commit of {checkpoint} to {name} is under way for {since_s:.0f} s")
+            else:
+                failed = f" has failed and is tried again: {why}" if why else " is about to begin"
+                said.append(f"the commit of epoch {epoch} to {name}{failed}")
+        return said
+
+    # -- cleaning up ------------------------------------------------------------------------------
+
+    def _list_stored(self, request: requests.ListStored) -> Callable[[], list[StoredFile]]:
+        for stage in self._stages.values():
+            if isinstance(stage.output, ChannelOutput):
+                stage.output.reclaimed(self._deleted)
+        plan = self._plan = plan_after(self._files, self._generation, request.visible, request.reports, self._stages)
+
+        return _telling(plan.listed)
+
+    def _delete(self, request: requests.Delete) -> Callable[[], None]:
+        plan = self._plan
+
+        def delete() -> None:
+            if plan is not None:
+                plan.delete(request.files)
+            self._deleted = frozenset(file.path for file in request.files)
+
+        return _telling(delete)
+
+    def _forget_staged(self, request: requests.ForgetStaged) -> Callable[[], None]:
+        def forget() -> None:
+            for sink in self._sinks.values():
+                sink.forget_staged(request.before_generation)
+            reached(Step.CLEANED_UP)
+
+        return _telling(forget)
+
+
+def _telling(act: Callable[[], Any]) -> Callable[[], Any]:
+    """What fails beneath it is a failure of the store."""
+
+    def telling() -> Any:
+        try:
+            return act()
+        except TidegateError:
+            raise
+        except Exception as error:
+            raise StoreUnavailable(say(error)) from error
+
+    return telling

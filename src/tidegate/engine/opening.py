@@ -1,0 +1,141 @@
+"""Opening a generation on a root: carrying out what recovery asks for, and seeing to it that what is to run fits."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Protocol
+
+from tidegate.engine.carrier import Clock, Handlers, Now, carry_out
+from tidegate.engine.leading import deciding
+from tidegate.engine.root import Root, check_staged
+from tidegate.errors import DamagedCheckpoint, RecoveryRefused, TidegateError
+from tidegate.flows import requests
+from tidegate.flows.opening import Opened, Opening
+from tidegate.flows.requests import Patience
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.recovery import Refuse, Restore, SinkFacts, in_words
+from tidegate.sinks.contract import BoundSink
+from tidegate.storage.inspection import look_through
+from tidegate.storage.manifest import Manifest
+from tidegate.storage.paths import RootPaths
+
+_log = logging.getLogger("tidegate")
+
+# What fails at first is told at once, and what fails later is tried again by the run as a whole.
+_AT_ONCE = Patience(give_up_ms=2_000)
+
+
+class Fitting(Protocol):
+    """What is to run."""
+
+    def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
+        """Check that it fits the checkpoint and the tables, and create those that are yet to be. Answers whether the
+        generation may be opened now: else everything is to be looked at again."""
+        ...
+
+
+class RootOpening:
+    """Of one try to open a generation. What was looked through once is not looked through again."""
+
+    def __init__(
+        self,
+        root: Root,
+        sinks: Mapping[str, BoundSink],
+        examined: dict[int, Manifest] | None = None,
+        claimant: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`examined`: checkpoints that were looked through a moment ago, and found whole."""
+        self._root = root
+        self._sinks = sinks
+        self._manifests: dict[int, Manifest] = {} if examined is None else examined
+        self._clock = Clock() if clock is None else clock
+        host = Now(self._clock, lambda why: _log.warning("%s; it is tried again", why))
+        self._flow = Opening(host, claimant or uuid.uuid4().hex, _AT_ONCE)
+
+    def foreseen(self) -> tuple[DecisionLog, Manifest | None]:
+        """What `open` will start from, as far as nothing has to be changed for that."""
+        judgement = carry_out(self._flow.recover(may_fence=False), self._handlers(None), self._clock)
+        if isinstance(judgement.decision, Refuse):
+            raise _refusal(judgement.decision)
+        return judgement.log, self.base(judgement.base)
+
+    def open(self, fitting: Fitting) -> tuple[Opened, Manifest | None]:
+        opened = carry_out(self._flow.open(), self._handlers(fitting), self._clock)
+        if isinstance(opened, Refuse):
+            raise _refusal(opened)
+        return opened, self.base(opened.base)
+
+    def base(self, record: CheckpointCompleted | None) -> Manifest | None:
+        return None if record is None else self._manifests[record.checkpoint_id]
+
+    def _handlers(self, fitting: Fitting | None) -> Handlers:
+        return {
+            **deciding(self._root.decisions),
+            requests.ReadSinks: lambda _: self._read_sinks,
+            requests.HasLeftovers: lambda _: lambda: bool(self._root.store.list(RootPaths.GENERATIONS)),
+            requests.Examine: lambda request: lambda: self._examine(request.record),
+            requests.Fence: lambda request: lambda: self._fence(request.generation),
+            requests.Fit: lambda request: lambda: fitting is not None and self._fit(request, fitting),
+        }
+
+    def _fit(self, request: requests.Fit, fitting: Fitting) -> bool:
+        self._tell(request)
+        if not fitting.fits(request.log, self.base(request.base)):
+            return False
+        self._root.claim_anew()
+        return True
+
+    def _tell(self, request: requests.Fit) -> None:
+        for slot in request.log.undecided:
+            _log.warning(
+                "%s is empty or torn, as a loss of power leaves it: it was never decided, and is passed over",
+                self._root.store.location(RootPaths.decision(slot)),
+            )
+        if request.base is not None and request.skipped:
+            decision = Restore(request.base, tuple(request.skipped))
+            _log.warning("this run %s; no table shows rows past it", in_words(decision, request.skipped))
+
+    def _read_sinks(self) -> dict[str, SinkFacts]:
+        facts: dict[str, SinkFacts] = {}
+        for name, sink in self._sinks.items():
+            try:
+                facts[name] = sink.facts()
+            except TidegateError:
+                raise
+            except Exception as error:
+                raise RecoveryRefused(
+                    f"could not read {sink.describe()}: {error}. What to do: make it readable and start again; nothing "
+                    f"was changed"
+                ) from error
+        return facts
+
+    def _examine(self, record: CheckpointCompleted) -> str | None:
+        checkpoint_id = record.checkpoint_id
+        if checkpoint_id in self._manifests:
+            return None
+        try:
+            manifest = look_through(self._root.store, record)
+            check_staged(manifest, self._sinks)
+        except DamagedCheckpoint as damage:
+            return str(damage)
+        self._manifests[checkpoint_id] = manifest
+        return None
+
+    def _fence(self, generation: int) -> None:
+        for sink in self._sinks.values():
+            sink.fence(generation)
+        # A table that is gone has nothing to keep a fence in, and another time it would not have either.
+        for name, facts in self._read_sinks().items():
+            if facts.fence < generation:
+                raise RecoveryRefused(
+                    f"the newest checkpoint is damaged, and {self._sinks[name].describe()} of sink {name!r} is gone or "
+                    f"keeps no fence, so an old run could still commit to it what is lost. What to do: restore the "
+                    f"table, or start the pipeline on a new root; no checkpoint was restored"
+                )
+
+
+def _refusal(refused: Refuse) -> RecoveryRefused:
+    return RecoveryRefused(f"{refused.why}. What to do: {refused.way_out}")

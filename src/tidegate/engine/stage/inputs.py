@@ -1,0 +1,167 @@
+"""What a stage reads: its gates, as far as its checkpoints let segments through, and how far its query has come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from tidegate.engine.channel import Channel
+from tidegate.errors import DamagedCheckpoint, StageFailed
+from tidegate.flows.stage import StageCheckpoints
+from tidegate.protocol.aligner import InFlight
+from tidegate.protocol.messages import Barrier, Segment, SegmentFile
+from tidegate.spark.filelog import StageSource, log_offset, read_source_log, trim_log
+from tidegate.spark.gate import Gate
+from tidegate.storage.files import Files
+from tidegate.storage.paths import RootPaths
+
+
+class _Consumed:
+    """How far one of the query's sources has come in its input."""
+
+    __slots__ = ("input", "log", "position")
+
+    def __init__(self, source: StageSource, position: int) -> None:
+        self.input = source.input
+        self.log = source.log
+        self.position = position
+
+
+class Inputs:
+    """A source has none: then nothing is ever read here."""
+
+    def __init__(
+        self, stage: str, channels: Mapping[str, Channel], positions: Mapping[str, int], checkpoints: StageCheckpoints
+    ) -> None:
+        """`positions`: how far the stage had come in each."""
+        self._stage = stage
+        self._channels = channels
+        self._checkpoints = checkpoints
+        self._cursors = dict.fromkeys(channels, 0)
+        self._positions = {name: positions.get(name, 0) for name in channels}
+        self._known: dict[str, dict[int, Segment]] = {name: {} for name in channels}
+        self._sources: list[_Consumed] = []
+        self.gates: dict[str, Gate] = {}
+
+    def open(self, root: Files, generation: int, sources: Sequence[StageSource], window: int) -> None:
+        """Lay the gates. `window`: see `Gate`."""
+        self._root = root
+        self._sources = [_Consumed(source, self._positions[source.input]) for source in sources]
+        self.gates = {
+            name: Gate(
+                root.at(RootPaths.gate(generation, self._stage, name), durable=False),
+                root,
+                self._positions[name],
+                window,
+            )
+            for name in self._channels
+        }
+
+    def position(self, name: str) -> int:
+        """How far the stage has come in an input."""
+        return self._positions[name]
+
+    def cursor(self, name: str) -> int:
+        """How far its channel was read."""
+        return self._cursors[name]
+
+    @property
+    def lag(self) -> int:
+        """How many segments the stage has yet to commit, also those that wait behind a barrier."""
+        return sum(channel.sequence - self._positions[name] for name, channel in self._channels.items())
+
+    @property
+    def are_consumed(self) -> bool:
+        """Whether nothing that the channels hold is left to consume."""
+        return all(
+            channel.at(self._cursors[name]) is None and self.gates[name].lag == 0
+            for name, channel in self._channels.items()
+        )
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take from the channels what may be taken."""
+        for name, channel in self._channels.items():
+            while self._checkpoints.is_open(name) and (message := channel.at(self._cursors[name])) is not None:
+                self._cursors[name] += 1
+                if isinstance(message, Barrier):
+                    self._checkpoints.on_barrier(name, message)
+                else:
+                    self.release(name, message)
+
+    def release(self, name: str, segment: Segment) -> None:
+        """Let the query see a segment, with the next `flush`."""
+        self._known[name][segment.sequence] = segment
+        self._checkpoints.on_segment(name, segment.sequence, segment.size_bytes)
+        self.gates[name].release(segment)
+
+    def flush(self) -> None:
+        for gate in self.gates.values():
+            gate.flush()
+
+    def nudge(self, nothing: SegmentFile) -> None:
+        """Make the query run a batch, though there is nothing new."""
+        self.gates[next(iter(self._channels))].nudge(nothing)
+
+    # -- consuming --------------------------------------------------------------------------------
+
+    def consume(self, checkpoint: Files, sources: Iterable[str | None]) -> bool:
+        """Note how far a batch has brought each of the query's sources. Tells whether those of one input stand at one
+        place: where two sources read one input, a segment may arrive between the two looking at the gate."""
+        if not self._channels:
+            return True
+        for consumed, source in zip(self._sources, sources, strict=True):
+            if source is not None:
+                self._consume(checkpoint, consumed, source)
+        return len({(each.input, each.position) for each in self._sources}) == len(self._positions)
+
+    def _consume(self, checkpoint: Files, consumed: _Consumed, source: str) -> None:
+        entries = read_source_log(checkpoint, consumed.log, log_offset(source))
+        if entries is None:
+            raise DamagedCheckpoint(f"stage {self._stage!r}: Spark's source log {consumed.log} lacks {source}")
+        for entry in entries:
+            name = self._root.name_of(entry.path)
+            if name is None or name.split("/")[3] != consumed.input:
+                raise DamagedCheckpoint(
+                    f"stage {self._stage!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
+                )
+            # Spark reads on without a word where a file is gone.
+            if entry.timestamp > consumed.position and not self._root.exists(name):
+                raise StageFailed(
+                    self._stage,
+                    f"{self._root.location(name)} is gone, which it was reading; nothing else may delete there",
+                )
+            consumed.position = max(consumed.position, entry.timestamp)
+
+    def moved(self) -> tuple[dict[str, int], int]:
+        """The stage stands behind a batch: how far that has brought it, of the inputs in which it has come further, and
+        the bytes that it has consumed."""
+        moved = {each.input: each.position for each in self._sources if each.position > self._positions[each.input]}
+        return moved, sum(self._forget(name, position) for name, position in moved.items())
+
+    def _forget(self, name: str, position: int) -> int:
+        known = self._known[name]
+        sizes = (known[each].size_bytes for each in range(self._positions[name] + 1, position + 1) if each in known)
+        consumed_bytes = sum(sizes)
+        self._positions[name] = position
+        if not self._checkpoints.is_under_way:  # else what is consumed may still be in flight for a checkpoint
+            while known and (oldest := next(iter(known))) <= position:
+                del known[oldest]
+        self.gates[name].on_consumed(position)
+        return consumed_bytes
+
+    def in_flight(self, captured: Iterable[InFlight]) -> dict[str, tuple[Segment, ...]]:
+        """The segments that were captured in flight."""
+        return {
+            flying.input: tuple(
+                self._known[flying.input][sequence] for sequence in range(flying.after + 1, flying.through + 1)
+            )
+            for flying in captured
+        }
+
+    def trim(self, checkpoint: Files, sources: Iterable[str | None], kept_entries: int) -> None:
+        """Keep Spark's own logs of the gates short. A user's source is left alone: it may need all of its log."""
+        if self._channels:
+            for consumed, source in zip(self._sources, sources, strict=True):
+                if source is not None:
+                    trim_log(checkpoint, f"sources/{consumed.log}", log_offset(source) - kept_entries)

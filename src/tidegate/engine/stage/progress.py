@@ -1,0 +1,111 @@
+"""How far a stage's query has come, by what Spark has committed, and whether it still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from tidegate.errors import StageFailed
+from tidegate.spark.causes import exception_of, failure_of
+from tidegate.spark.filelog import BatchOffsets, is_begun, is_committed, is_overrun, read_offsets
+from tidegate.spark.state import state_mismatch
+from tidegate.storage.files import Files
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_BATCHES_IN_VAIN: Final = 3
+_WAITING: Final = "Waiting for data to arrive"
+
+
+class Progress:
+    def __init__(self, stage: str, checkpoint: Files, batch: int | None, watermark_ms: int | None) -> None:
+        """`checkpoint`: Spark's folder of the query. `batch`, `watermark_ms`: where a restored stage stands."""
+        self._stage = stage
+        self.checkpoint = checkpoint
+        self.batch = -1 if batch is None else batch
+        self.watermark_ms = watermark_ms
+        self.rows = 0
+        self.query: StreamingQuery | None = None
+        self.may_end = False
+        """Whether the query ends by itself, as that of a source does with `available_now`."""
+        self.has_ended = False
+        self._half_consumed: list[BatchOffsets] = []
+        self._achieved: tuple[int, int | None] = (0, watermark_ms)
+        self._in_vain = 0
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    @property
+    def _next_batch(self) -> int:
+        """The one that Spark is to commit next, by what was taken up."""
+        return self.batch + len(self._half_consumed) + 1
+
+    @property
+    def has_taken_up_all(self) -> bool:
+        """Whether nothing that the query has committed is left to be looked at."""
+        return not is_committed(self.checkpoint, self._next_batch)
+
+    def next_committed(self, is_cut_behind: Callable[[BatchOffsets], bool]) -> list[BatchOffsets] | None:
+        """The batches that Spark has committed since, up to one behind which the stage can be cut; None if none is.
+
+        Where a batch has half consumed a segment, there is no cut behind it, only behind the next.
+        """
+        while is_committed(self.checkpoint, self._next_batch):
+            if not is_begun(self.checkpoint, self._next_batch):
+                self._check_not_overrun()
+            offsets = read_offsets(self.checkpoint, self._next_batch)
+            self._half_consumed.append(offsets)
+            if is_cut_behind(offsets):
+                taken, self._half_consumed = self._half_consumed, []
+                return taken
+        return None
+
+    def on_batch(self, *, has_moved: bool) -> None:
+        """The stage stands behind a batch."""
+        before, self._achieved = self._achieved, (self.rows, self.watermark_ms)
+        self._in_vain = 0 if has_moved or self._achieved != before else self._in_vain + 1
+
+    @property
+    def last_useful_batch(self) -> int:
+        """The last one that consumed or wrote something, or moved the watermark."""
+        return self.batch - self._in_vain
+
+    # -- the query --------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the query waits for data, having committed nothing that was not taken up here.
+
+        One with timers in processing time never waits: it runs batch after batch, and some of them in vain.
+        """
+        if self._in_vain >= _BATCHES_IN_VAIN:
+            return True
+        waits = self.query is not None and self.query.status["message"] == _WAITING
+        return waits and self.has_taken_up_all
+
+    def check(self) -> None:
+        """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""
+        if self.query is None or self.has_ended:
+            return
+        self._check_not_overrun()
+        if self.query.isActive:
+            return
+        error = exception_of(self.query)
+        if error is not None:
+            raise state_mismatch(self._stage, error) or failure_of(self._stage, error)
+        if not self.has_taken_up_all:
+            return
+        if not self.may_end or is_begun(self.checkpoint, self._next_batch):
+            raise StageFailed(
+                self._stage, "its query ended without an error and without being done: something has stopped it"
+            )
+        self.has_ended = True
+
+    def _check_not_overrun(self) -> None:
+        if is_overrun(self.checkpoint, self._next_batch):
+            raise StageFailed(
+                self._stage,
+                f"batch {self._next_batch} was committed and deleted before it was looked at: this process did not run "
+                f"for a while",
+            )

@@ -1,0 +1,400 @@
+"""One running stage: its query, what it reads and writes, and its part in checkpoints, put together.
+
+All of it is driven from the run's one control thread: no locks. Rows never come here; what does are the names of files
+that Spark has committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
+
+import msgspec
+
+from tidegate.engine.channel import Channel
+from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.stage.inputs import Inputs
+from tidegate.engine.stage.output import ChannelOutput, Output, StagedFiles, StagedOutput, StagedRows
+from tidegate.engine.stage.progress import Progress
+from tidegate.engine.status import StagePart, part_after_cut, part_before_cut
+from tidegate.errors import DamagedCheckpoint, StageFailed, StoreUnavailable, TidegateError
+from tidegate.flows.requests import Host, Patience, Standing, Stored, StoredInFlight, StoreInFlight, StoreSnapshot
+from tidegate.flows.stage import StageCheckpoints, StartsAt
+from tidegate.protocol.backpressure import BacklogBound
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.messages import Barrier, SegmentFile
+from tidegate.protocol.names import checkpoint_name
+from tidegate.sinks.contract import BoundSink, CheckingSink, RowSink, StagedFile, decode_committable
+from tidegate.spark.definition import StageDefinition
+from tidegate.spark.filelog import METADATA, BatchOffsets, StageSource, has_moved_watermark, trim_log
+from tidegate.spark.gate import WINDOW
+from tidegate.spark.output import remove_output, restore_output
+from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
+from tidegate.storage.files import Files, NotDurable
+from tidegate.storage.manifest import SnapshotFile, StageSnapshot
+from tidegate.storage.parquet import write_nothing
+from tidegate.storage.paths import RootPaths
+from tidegate.storage.system import say
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import StructType
+
+_log = logging.getLogger("tidegate")
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_TRIM_EVERY: Final = 20
+_KEPT_LOG_ENTRIES: Final = 5
+
+
+class StagePlace(msgspec.Struct, frozen=True):
+    """Where a stage lives in a generation, and where it starts from. `bound`: of what its table may be behind.
+
+    `work`: where Spark lives between checkpoints. `staging`: where what it writes lies, by whatever generation: there,
+    or beside its table. `output` is in it.
+    """
+
+    root: Files
+    work: Files
+    generation: int
+    staging: Files
+    output: Files
+    start: StageSnapshot | None
+    after_checkpoint: int
+    sink: BoundSink | None
+    bound: BacklogBound
+    has_event_time: bool = False
+
+
+class AsOfCut(msgspec.Struct, frozen=True):
+    """What else was so at a cut: Spark's folder of the attempt that ran the batch, and where a source stood."""
+
+    checkpoint: Files
+    attempt: int
+    source_positions: tuple[str, ...]
+
+
+def _fails_its_stage(act: Callable[Concatenate[RunningStage, P], T]) -> Callable[Concatenate[RunningStage, P], T]:
+    """What is wrong with the files of a query that runs is no damage to a checkpoint: a restart lays them anew."""
+
+    @wraps(act)
+    def acting(stage: RunningStage, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return act(stage, *args, **kwargs)
+        except (DamagedCheckpoint, StoreUnavailable, OSError) as error:
+            raise StageFailed(stage.name, say(error)) from error
+
+    return acting
+
+
+class RunningStage:
+    def __init__(
+        self,
+        definition: StageDefinition,
+        place: StagePlace,
+        channels: Mapping[str, Channel],
+        config: CheckpointConfig,
+        host: Host,
+        patience: Patience,
+    ) -> None:
+        self.definition = definition
+        self.name = definition.name
+        self.start = start = place.start
+        self._place = place
+        self.channel = channels[self.name]
+        positions = {} if start is None else start.positions
+        self.checkpoints = StageCheckpoints(
+            self.name,
+            definition.inputs,
+            host,
+            self,
+            config,
+            patience,
+            StartsAt(place.generation, place.after_checkpoint, None if start is None else start.cut, positions),
+            is_sink=definition.kind == "sink",
+        )
+        self.inputs = Inputs(
+            self.name, {name: channels[name] for name in definition.inputs}, positions, self.checkpoints
+        )
+        self.output = self._output()
+        self.output_folder = place.output
+        self.progress = Progress(
+            self.name,
+            place.work.at(RootPaths.spark_checkpoint(place.generation, self.name), durable=False),
+            None if start is None else start.cut,
+            None if start is None else start.watermark_ms,
+        )
+        self._source_positions = () if start is None else start.source_positions
+        held = {} if start is None else {file.name: file for file in start.files}
+        self._snapshotter = Snapshotter(
+            place.root, place.generation, self.name, held, reads_gates=bool(definition.inputs)
+        )
+        # What the last checkpoint named and this stage has forced there.
+        self._on_disk: frozenset[object] = frozenset()
+        self._attempt = 1
+        self._attempts_to_store: list[int] = []
+        self._nudged_at: int | None = None
+        self._trimmed_at = self.progress.batch
+
+    def _output(self) -> Output:
+        place, mode = self._place, self.definition.output_mode
+        if place.sink is None:
+            return ChannelOutput(self.channel, place.work, mode)
+        sealed = None if self.start is None else self.start.committable
+        if isinstance(place.sink, RowSink):
+            return StagedRows(place.sink, place.generation, place.bound, sealed)
+        return StagedFiles(mode, place.bound, sealed)
+
+    def open_gates(self, sources: Iterable[StageSource], window: int = WINDOW) -> None:
+        """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
+
+        If it was cut before the batch without data that writes out what the watermark has closed, a nudge makes up for
+        that batch.
+        """
+        work, generation = self._place.work, self._place.generation
+        self.inputs.open(work, generation, list(sources), window)
+        for name, segments in ({} if self.start is None else self.start.in_flight).items():
+            for segment in segments:
+                self.inputs.release(name, segment)
+        cut = None if self.start is None else self.start.cut
+        if cut is not None and self.definition.inputs and has_moved_watermark(self.progress.checkpoint, cut):
+            self._nudged_at = cut
+            nothing = RootPaths.nothing(generation, self.definition.inputs[0])
+            self.inputs.nudge(SegmentFile(nothing, write_nothing(work.at("", durable=False), nothing)))
+
+    def row_staging(self, schema: StructType) -> Callable[[DataFrame, int], None] | None:
+        """What stages a batch, if the stage's table does so itself. Spark calls it before it commits the batch."""
+        return self.output.open(schema) if isinstance(self.output, StagedRows) else None
+
+    # -- one round --------------------------------------------------------------------------------
+
+    @_fails_its_stage
+    def poll(self) -> None:
+        """Take up what Spark has committed, and read what the inputs hold. After a drain nothing flows any more."""
+        if not self.checkpoints.is_drained:
+            self._take_up_batches()
+        self.inputs.read()
+        self.checkpoints.poll()
+
+    @_fails_its_stage
+    def flush(self) -> None:
+        """Let the query see what was read, unless it is held back."""
+        if not self.is_held_back:
+            self.inputs.flush()
+
+    @_fails_its_stage
+    def check_query(self) -> None:
+        """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""
+        self.progress.check()
+
+    @property
+    def has_consumed_all(self) -> bool:
+        """Whether nothing that its inputs hold is left to consume."""
+        return self.progress.batch != self._nudged_at and self.inputs.are_consumed
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it gets nothing more to read for now: the readers of its output, or its table, are behind."""
+        return self.output.is_held_back
+
+    def is_late(self, is_late: bool) -> None:
+        """Whether its table is late with an epoch, and it may be held back for that."""
+        if isinstance(self.output, StagedOutput):
+            self.output.is_table_late = is_late
+
+    def part_of(self, checkpoint_id: int, now_ms: int, *, is_asked: bool = False) -> StagePart:
+        """How far this stage has come with a checkpoint that is under way, until it has reported. `is_asked`: for an
+        unaligned one."""
+        cut = self.checkpoints.cut_at(checkpoint_id)
+        progress = self.checkpoints.progress_of(checkpoint_id)
+        if cut is None:
+            return part_before_cut(progress, now_ms)
+        return part_after_cut(cut[0], progress, cut[1], is_asked=is_asked)
+
+    # -- batches ----------------------------------------------------------------------------------
+
+    def _take_up_batches(self) -> None:
+        progress = self.progress
+
+        def is_cut_behind(offsets: BatchOffsets) -> bool:
+            return self.inputs.consume(progress.checkpoint, offsets.sources)
+
+        while not self.checkpoints.is_drained and (taken := progress.next_committed(is_cut_behind)) is not None:
+            for each in taken:
+                self._hand_on(each)
+            moved, consumed_bytes = self.inputs.moved()
+            if moved:
+                self.output.on_consumed(progress.batch, consumed_bytes)
+            progress.on_batch(has_moved=bool(moved))
+            self.checkpoints.on_committed(progress.batch, moved)
+            self._trim_if_due(taken[-1])
+
+    def _hand_on(self, offsets: BatchOffsets) -> None:
+        """What a batch wrote."""
+        self.progress.watermark_ms = offsets.watermark_ms
+        if not self.definition.inputs:
+            self._source_positions = tuple(source for source in offsets.sources if source is not None)
+        self.progress.batch += 1
+        self.progress.rows += self.output.take_up(self.progress.batch, self.output_folder)
+
+    def _trim_if_due(self, offsets: BatchOffsets) -> None:
+        """Keep Spark's own logs short; not while a snapshot may still want an entry."""
+        batch = self.progress.batch
+        if batch - self._trimmed_at >= _TRIM_EVERY and not self.checkpoints.is_under_way:
+            self._trimmed_at = batch
+            self.inputs.trim(self.progress.checkpoint, offsets.sources, _KEPT_LOG_ENTRIES)
+            trim_log(self.output_folder, METADATA, batch - _KEPT_LOG_ENTRIES)
+
+    # -- attempts ---------------------------------------------------------------------------------
+
+    def rebuild(self, checkpoint: Files, output: Files) -> None:
+        """Fresh folders for its next attempt, as of its last batch: what an interrupted one has begun stays behind."""
+        self._snapshotter.rebuild(self.progress.checkpoint, checkpoint, self.progress.batch)
+        restore_output(output, self.progress.batch)
+
+    def move_to(self, attempt: int, checkpoint: Files, output: Files, query: StreamingQuery) -> None:
+        """Another attempt runs the stage from here on."""
+        self._attempt = attempt
+        self.progress.checkpoint, self.output_folder, self.progress.query = checkpoint, output, query
+        self._trimmed_at = self.progress.batch
+
+    @property
+    def oldest_attempt(self) -> int:
+        """The oldest whose folders are still needed: those before it are abandoned."""
+        return min(self._attempt, *self._attempts_to_store, self._attempt)
+
+    # -- what its part in checkpoints asks --------------------------------------------------------
+
+    def standing(self) -> Standing:
+        progress = self.progress
+        self._attempts_to_store.append(self._attempt)
+        return Standing(
+            output_sequence=self.channel.sequence,
+            has_event_time=self._place.has_event_time,
+            watermark_ms=progress.watermark_ms,
+            source_position=", ".join(self._source_positions) or None,
+            committable=self.output.sealed(progress.batch),
+            detail=AsOfCut(progress.checkpoint, self._attempt, self._source_positions),
+        )
+
+    def append_barrier(self, barrier: Barrier) -> None:
+        if not self.definition.inputs:
+            reached(Step.BARRIER_INJECTED)
+        self.channel.append_barrier(barrier)
+        reached(Step.STAGE_CUT)
+
+    def on_open(self, name: str) -> None:
+        """The next round reads on."""
+
+    def on_keeps_aligning(self, checkpoint_id: int, inflight_bytes: int) -> None:
+        _log.warning(
+            "stage %s: %d bytes are in flight, more than --max-inflight allows: %s waits until it is aligned",
+            self.name,
+            inflight_bytes,
+            checkpoint_name(checkpoint_id),
+        )
+
+    # -- what is carried out for it beside the control thread -------------------------------------
+
+    def storing_snapshot(self, request: StoreSnapshot) -> Callable[[], Stored]:
+        at: AsOfCut = request.standing.detail
+        if at.attempt in self._attempts_to_store:
+            self._attempts_to_store.remove(at.attempt)
+
+        def store() -> Stored:
+            started = time.monotonic_ns()
+            try:
+                files, new_bytes = self._store(request, at)
+            except NotDurable as error:
+                raise self._not_forced(error) from error
+            except OSError as error:
+                raise StoreUnavailable(say(error)) from error
+            return Stored(
+                files=tuple(file.stored for file in files),
+                new_bytes=new_bytes,
+                total_bytes=sum(file.size_bytes for file in files),
+                snapshot_ms=(time.monotonic_ns() - started) // 1_000_000,
+                detail=files,
+            )
+
+        return store
+
+    def _store(self, request: StoreSnapshot, at: AsOfCut) -> tuple[tuple[SnapshotFile, ...], int]:
+        """When it is done, all that the checkpoint names of this stage is on the disk."""
+        cut = request.cut
+        files: tuple[SnapshotFile, ...] = ()
+        new_bytes = 0
+        if cut.batch is not None:
+            files, new_bytes = self._snapshotter.take(
+                at.checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
+            )
+        if self._place.root.fsync:
+            sealed = request.standing.committable
+            staged = () if sealed is None else decode_committable(sealed).files
+            self._sync(files, staged, is_unstarted=cut.batch is None)
+        return files, new_bytes
+
+    def _sync(self, files: Iterable[SnapshotFile], staged: Iterable[StagedFile], *, is_unstarted: bool) -> None:
+        root, staging, known = self._place.root, self._place.staging, self._on_disk
+        named = {file.stored for file in files}
+        if is_unstarted and not self.definition.inputs:
+            named |= notes_of_first_position(root, self._place.generation, self.name)
+        # What was staged is gone once the table shows it, which an earlier checkpoint may bring about meanwhile.
+        self._on_disk = root.sync(named, known, missing_ok=True)
+        names = {name for file in staged if (name := staging.name_at(file.path)) is not None}
+        if names:
+            self._on_disk |= staging.sync(names, known, missing_ok=True)
+
+    def _not_forced(self, error: NotDurable) -> StageFailed:
+        """The next checkpoint would name the same files: only from the last one on all of them are whole."""
+        return StageFailed(
+            self.name,
+            f"{error}; look at the disk, or do without: --no-fsync",
+        )
+
+    def storing_in_flight(self, request: StoreInFlight) -> Callable[[], StoredInFlight]:
+        """Whose output it is has forced nothing: only what is captured must be durable."""
+        segments = self.inputs.in_flight(request.in_flight)
+        files = [file.path for each in segments.values() for segment in each for file in segment.files]
+
+        def store() -> StoredInFlight:
+            try:
+                if self._place.root.fsync:
+                    self._place.root.sync(files)
+            except NotDurable as error:
+                raise self._not_forced(error) from error
+            except OSError as error:
+                raise StoreUnavailable(say(error)) from error
+            return StoredInFlight(tuple(files), segments)
+
+        return store
+
+    def checking_sealed(self, committable: str) -> Callable[[], None]:
+        sink = self._place.sink
+
+        def check() -> None:
+            try:
+                if isinstance(sink, CheckingSink):
+                    sink.check_commit(decode_committable(committable))
+            except TidegateError:
+                raise
+            except Exception as error:
+                raise StoreUnavailable(say(error)) from error
+
+        return check
+
+    def dropping_shown(self, through_batch: int) -> Callable[[], None]:
+        shown, staging = self.output.on_visible(through_batch), self._place.staging
+
+        def drop() -> None:
+            for file in shown:
+                # What was staged for a table that was moved since stays where the table was.
+                if (name := staging.name_at(file.path)) is not None:
+                    remove_output(staging, name)
+
+        return drop

@@ -1,0 +1,109 @@
+"""What a run says of itself, in two files of its root.
+
+    status.json               what the run is doing, written whole
+    status.reserve            the same in short, written in place where that one cannot be written: on a full disk
+
+Importing this brings no PySpark.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from tidegate.engine.status import RunStatus
+from tidegate.errors import StoreUnavailable
+from tidegate.storage.files import Files
+from tidegate.storage.paths import RootPaths
+
+_log = logging.getLogger("tidegate")
+
+# Enough for a status without its stages, whatever the reason in it is made of.
+_RESERVE_BYTES: Final = 8192
+_LONGEST_REASON: Final = 1000
+
+
+def read_status(files: Files) -> RunStatus | None:
+    """What the last run said last; None if nothing, or if it cannot be understood: of another version, or damaged."""
+    # In the reserve first: of two that were written within a millisecond, that one came later.
+    found = [_status_in(files, name) for name in (RootPaths.STATUS_RESERVE, RootPaths.STATUS)]
+    said = [status for status in found if status is not None]
+    return max(said, key=lambda status: datetime.fromisoformat(status.updated_at), default=None)
+
+
+def _status_in(files: Files, name: str) -> RunStatus | None:
+    try:
+        data = files.read(name)
+        status = None if data is None else msgspec.json.decode(data, type=RunStatus)
+        times = [] if status is None else [datetime.fromisoformat(at) for at in (status.started_at, status.updated_at)]
+    except (StoreUnavailable, ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
+        return None
+    return status if all(moment.tzinfo is not None for moment in times) else None
+
+
+class _AnyStatus(msgspec.Struct, frozen=True):
+    updated_at: datetime
+
+
+def last_word(files: Files) -> datetime | None:
+    """When a run last said something, be it in words of another version."""
+    with suppress(StoreUnavailable, ValueError, msgspec.MsgspecError):
+        data = files.read(RootPaths.STATUS)
+        said = None if data is None else msgspec.json.decode(data, type=_AnyStatus)
+        return said.updated_at if said is not None and said.updated_at.tzinfo is not None else None
+    return None
+
+
+class StatusFiles:
+    """Of one run. No failure of these is one of the run's."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._is_written = True
+
+    def make_reserve(self) -> None:
+        """Blank, of blocks that are there. One that an earlier run has made is kept: the disk may be full by now."""
+        blank = b" " * _RESERVE_BYTES
+        try:
+            if self._files.size(RootPaths.STATUS_RESERVE) == _RESERVE_BYTES:
+                self._files.overwrite(RootPaths.STATUS_RESERVE, blank)
+            else:
+                self._files.write(RootPaths.STATUS_RESERVE, blank)
+        except StoreUnavailable as error:
+            _log.debug("there is no reserve for the status: %s", error)
+
+    def write(self, status: RunStatus) -> None:
+        if self.is_of_another_run(status.generation):
+            return
+        try:
+            self._files.write(RootPaths.STATUS, msgspec.json.encode(status))
+            self._is_written = True
+        except StoreUnavailable as error:
+            self._write_in_short(status, error)
+
+    def is_of_another_run(self, generation: int | None) -> bool:
+        """Whether another run took over from the one of this generation: then what that one says counts."""
+        known = read_status(self._files)
+        return known is not None and generation is not None and (known.generation or 0) > generation
+
+    def _write_in_short(self, status: RunStatus, error: StoreUnavailable) -> None:
+        """In the reserve: else a run that has failed would seem to have been killed, and one that lives to hang."""
+        why = f"what it does cannot be written down: {error}"
+        if self._is_written:  # said once
+            _log.warning("%s; the run goes on", why)
+        self._is_written = False
+        why = why if status.why is None else status.why
+        short = msgspec.structs.replace(status, why=why[:_LONGEST_REASON], stages={}, in_progress=(), checkpoints=())
+        data = msgspec.json.encode(short)
+        try:
+            self._files.overwrite(RootPaths.STATUS_RESERVE, data.ljust(_RESERVE_BYTES))
+        except StoreUnavailable as reserve_error:
+            # Files that nothing can be written to in place have room when it is gone.
+            _log.debug("the reserve for the status cannot be written: %s", reserve_error)
+            with suppress(StoreUnavailable):
+                self._files.delete([RootPaths.STATUS_RESERVE])
+                self._files.write(RootPaths.STATUS, data)

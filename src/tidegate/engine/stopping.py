@@ -1,0 +1,71 @@
+"""How a run is told to stop: by Ctrl-C or SIGTERM, or by the event of whoever runs it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+# Of its own, so that a view which shows nothing but warnings can show this too.
+_log_of_stops = logging.getLogger("tidegate.stopping")
+
+_LOOK_EVERY_S: Final = 0.2
+
+
+class Stop:
+    """Wanted by Ctrl-C or SIGTERM, of which a second one stops at once, by whoever asks the run to, or by the event of
+    whoever runs the pipeline.
+
+    While Spark starts the first one does too: there is nothing yet that a last checkpoint could be taken of. A signal
+    does not set that event: it is not ours, and may be there for more than one run.
+    """
+
+    def __init__(self, given: threading.Event | None) -> None:
+        self._signalled = threading.Event()
+        self._asked = threading.Event()
+        self._given = given
+        self.is_starting = True
+
+    @property
+    def wanted(self) -> bool:
+        return self._signalled.is_set() or self._asked.is_set() or (self._given is not None and self._given.is_set())
+
+    def ask(self) -> None:
+        """From another terminal. A signal that comes after it is a first one all the same."""
+        if not self._asked.is_set():
+            _log_of_stops.info("stopping after a last checkpoint (tidegate stop)")
+            self._asked.set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait that long, or until it is wanted. Tells whether it is."""
+        deadline = time.monotonic() + seconds
+        while not self.wanted and (left := deadline - time.monotonic()) > 0:
+            self._signalled.wait(min(left, _LOOK_EVERY_S))
+        return self.wanted
+
+    def __call__(self, number: int, _frame: object) -> None:
+        if self.is_starting:
+            raise KeyboardInterrupt("stopped while it was starting")
+        if self._signalled.is_set():
+            raise KeyboardInterrupt("stopped at once by a second signal")
+        _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
+        self._signalled.set()
+
+
+@contextmanager
+def stopping_by(given: threading.Event | None) -> Iterator[Stop]:
+    stop = Stop(given)
+    try:
+        before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    except ValueError:  # not the main thread: whoever runs us there gives an event
+        yield stop
+        return
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,114 @@
+"""Recovering a root and opening the next generation on it.
+
+Guarantees:
+- Tables are asked before the log is read: a run that was taken over may go on deciding and committing meanwhile.
+- A checkpoint counts as damaged only if the log has not moved on since it was looked at: a run that still lives may
+  have dropped it.
+- Nothing is changed before a generation is opened, but for fences, and tables that are created for it.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from tidegate.errors import Superseded
+from tidegate.flows.requests import (
+    Asker,
+    Examine,
+    Fence,
+    Fit,
+    HasLeftovers,
+    Host,
+    LargestMarked,
+    Patience,
+    ReadLog,
+    ReadSinks,
+)
+from tidegate.protocol import recovery
+from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog
+from tidegate.protocol.recovery import Facts, FenceSinks, RecoveryDecision, Refuse, Restore, recover
+
+
+class Opened(msgspec.Struct, frozen=True):
+    """A generation that was opened in the log. `largest_id`: the largest checkpoint id that was ever marked as used."""
+
+    generation: int
+    claimant: str
+    log: DecisionLog
+    base: CheckpointCompleted | None
+    largest_id: int
+
+
+class Judgement(msgspec.Struct, frozen=True):
+    """What recovery has decided, by which log, and what was found of the checkpoints that it had to look at."""
+
+    log: DecisionLog
+    decision: RecoveryDecision
+    health: dict[int, str | None]
+
+    @property
+    def skipped(self) -> dict[int, str | None]:
+        skipped = self.decision.skipped if isinstance(self.decision, Restore) else ()
+        return {checkpoint_id: self.health.get(checkpoint_id) for checkpoint_id in skipped}
+
+    @property
+    def base(self) -> CheckpointCompleted | None:
+        return self.decision.checkpoint if isinstance(self.decision, Restore) else None
+
+
+class Opening:
+    """How a run comes to a generation of its own. Each run claims under a name of its own."""
+
+    def __init__(self, host: Host, claimant: str, patience: Patience) -> None:
+        self._claimant = claimant
+        self._store = Asker(host, patience)
+        self.health: dict[int, str | None] = {}
+        """What was found of the checkpoints that recovery had to look at: the damage, None if whole."""
+
+    async def open(self) -> Opened | Refuse:
+        """Until a generation is opened, or recovery refuses. Raises `Superseded` if another run was first."""
+        while True:
+            judgement = await self.recover()
+            if isinstance(judgement.decision, Refuse):
+                return judgement.decision
+            log, base = judgement.log, judgement.base
+            if not await Fit(log, base, judgement.skipped):
+                continue
+            proposed = log.opening(self._claimant, None if base is None else base.checkpoint_id)
+            answer, log = await self._store.claim(proposed)
+            if answer is ClaimAnswer.SUPERSEDED:
+                raise Superseded(proposed.generation, log.generation)
+            if answer is ClaimAnswer.WON:
+                largest = await self._store.insist(LargestMarked())
+                return Opened(proposed.generation, self._claimant, log, base, largest)
+
+    async def recover(self, *, may_fence: bool = True) -> Judgement:
+        """What to start from, by all that is stored. Changes nothing but fences, and those only if it may."""
+        health = self.health
+        health.clear()
+        while True:
+            sinks = await self._store.insist(ReadSinks())
+            log = await self._store.insist(ReadLog())
+            decision = recover(Facts(log, sinks, health, has_leftovers=await self._has_leftovers(log)))
+            if isinstance(decision, recovery.Examine):
+                await self._examine(log, decision.checkpoint_id, health)
+            elif isinstance(decision, FenceSinks) and may_fence:
+                await self._store.insist(Fence(decision.generation))
+            else:
+                return Judgement(log, decision, health)
+
+    async def _has_leftovers(self, log: DecisionLog) -> bool:
+        """Whether there is something that no log tells of. Of what another run writes the log tells by then."""
+        if len(log) or not await self._store.insist(HasLeftovers()):
+            return False
+        log = await self._store.insist(ReadLog())
+        return not len(log)
+
+    async def _examine(self, log: DecisionLog, checkpoint_id: int, health: dict[int, str | None]) -> None:
+        record = log.completed(checkpoint_id)
+        if record is None:
+            damage: str | None = "its record is gone"
+        else:
+            damage = await self._store.insist(Examine(record))
+        if damage is None or (await self._store.insist(ReadLog())).next_slot == log.next_slot:
+            health[checkpoint_id] = damage

@@ -1,0 +1,215 @@
+"""A Delta table as a sink: native staging, one Delta transaction per epoch.
+
+Rows are staged by Spark in `<table>/_tidegate/<owner>/<generation>/`, which no reader of the table sees (`staged.py`).
+A commit links the epoch's files into the table and adds them in one transaction, which also records the epoch, the last
+batch and the generation (`log.py`). The table's own record makes a repeated commit do nothing. Another one, of the root
+that the owner's rows come from, is made before anything is staged.
+
+Of many small files of an epoch a commit makes few (`appending.py`): in the same transaction, so once. With a `key`, it
+replaces the rows of the table that have a key of the epoch's (`keyed.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+from typing import TYPE_CHECKING
+
+import deltalake
+from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction
+
+from tidegate.errors import Fenced, InvariantViolation, SinkFailed, first_line
+from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, Upkeep
+from tidegate.sinks.delta.appending import Appending
+from tidegate.sinks.delta.checks import check_columns, check_demands, check_found
+from tidegate.sinks.delta.keyed import ByKey
+from tidegate.sinks.delta.log import TRIES, TableLog
+from tidegate.sinks.delta.staged import Staged, epoch_of, remove
+from tidegate.sinks.delta.upkeep import Keeper
+from tidegate.sinks.staging import forget_generations, refuse_foreign, refuse_gone, refuse_put_back
+from tidegate.storage.manifest import Manifest, TableAddress
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+    from tidegate.sinks.delta.table import DeltaTable
+
+
+class BoundDeltaTable:
+    """A Delta table as one stage writes to it."""
+
+    def __init__(self, sink: DeltaTable, place: SinkPlace) -> None:
+        self.sink = sink
+        self.place = place
+        self.path = sink.path
+        self._log = TableLog(sink, place)
+        self._staged = Staged(sink, place, self._log)
+        self.staging = self._staged.files
+        self._by_key = ByKey(sink, place, self._staged) if sink.key else None
+        self._keeper = Keeper(sink, place, self._log, self._staged)
+        self._wanted: deltalake.Schema | None = None
+        """What the stage writes, as it was checked."""
+
+    def describe(self) -> str:
+        return self.sink.describe()
+
+    @property
+    def table(self) -> TableAddress:
+        return self.sink.table
+
+    def identity(self) -> str | None:
+        """What a table is given when it is created."""
+        table = self._log.open()
+        return None if table is None else str(table.metadata().id)
+
+    @property
+    def partition_by(self) -> tuple[str, ...]:
+        # What is merged at a commit is partitioned then.
+        return () if self.sink.key else self.sink.partition_by
+
+    @property
+    def folders_by(self) -> tuple[str, ...]:
+        return self.sink.partition_by
+
+    # -- the table itself -------------------------------------------------------------------------
+
+    def check_table(self, schema: StructType, output_mode: str) -> bool:
+        self._wanted = check_columns(self.sink, self.place, schema, output_mode)
+        table = self._log.open()
+        if table is None:
+            return False
+        self._log.check_root(table)
+        check_found(self.sink, self.place, self._wanted, table)
+        return True
+
+    def probe(self) -> bool:
+        table = self._log.open()
+        if table is None:
+            return False
+        self._log.check_root(table)
+        check_demands(self.sink, table)
+        return True
+
+    def prepare_table(self, schema: StructType) -> None:
+        wanted = deltalake.Schema.from_json(schema.json())
+        by = list(self.sink.partition_by)
+        try:
+            deltalake.DeltaTable.create(self.path, schema=wanted, partition_by=by, mode="ignore")
+        except DeltaError as error:
+            raise SinkFailed(f"{self.describe()} cannot be created: {first_line(error)}") from error
+        self._log.force(through=0)
+
+    def facts(self) -> SinkFacts:
+        table = self._log.open()
+        if table is None:
+            return SinkFacts()
+        recorded = self._log.recorded
+        return SinkFacts(recorded(table, "epoch"), recorded(table, "fence"), recorded(table, "batch"))
+
+    def claim(self) -> None:
+        for _ in range(TRIES):
+            table = self._log.opened()
+            self._log.check_root(table)
+            if self._log.recorded(table, "root") or self._log.transact(table, [], [self._log.root_record()]):
+                return
+        raise SinkFailed(f"{self.describe()} could not be claimed: {TRIES} attempts met another writer's")
+
+    def fence(self, generation: int) -> None:
+        for _ in range(TRIES):
+            table = self._log.open()
+            if table is None:
+                return
+            self._log.check_root(table)
+            if self._log.recorded(table, "fence") >= generation:
+                self._log.force(through=table.version())
+                return
+            if self._log.transact(table, [], [self._log.record("fence", generation)]):
+                return
+        raise SinkFailed(f"{self.describe()} could not be fenced: {TRIES} attempts met another writer's")
+
+    # -- committing -------------------------------------------------------------------------------
+
+    def check_commit(self, committable: Committable) -> None:
+        if self._by_key is not None:
+            self._by_key.check(self._schema, committable.files)
+
+    @property
+    def _schema(self) -> deltalake.Schema:
+        if self._wanted is None:
+            raise InvariantViolation(
+                f"{self.describe()} was not checked for {self.place.owner} before its first commit"
+            )
+        return self._wanted
+
+    def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        refuse_foreign(self.describe(), self.place, committable.batches)
+        with self.sink.turn:
+            return self._commit(permit, committable)
+
+    def _commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
+        showing = self._by_key or Appending(self.sink, self.place, self._staged)
+        for _ in range(TRIES):
+            table = self._log.opened()
+            self._log.check_root(table)
+            fence = self._log.recorded(table, "fence")
+            if fence > permit.generation:
+                raise Fenced(f"{self.describe()} was fenced by generation {fence}")
+            # The batch is recorded as its number + 1, because a record starts at 0.
+            shown, epoch = self._log.recorded(table, "batch"), self._log.recorded(table, "epoch")
+            refuse_put_back(self.describe(), self.place, epoch, shown, committable)
+            attempts = self._staged.attempts(permit.generation)
+            if epoch >= permit.epoch:
+                # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
+                # what was staged is removed.
+                remove(folder for folder in attempts if epoch_of(folder) <= epoch)
+                self._log.force(through=table.version())
+                return CommitAnswer.ALREADY
+            fresh = [file for file in committable.files if file.batch >= shown and file.rows]
+            if not fresh:
+                # Nothing to show: an idle pipeline makes no versions of its tables. Where rows were shown by an epoch
+                # before, whose run was killed, the next checkpoint no longer names them.
+                if committable.files:
+                    self._log.force(through=table.version())
+                return CommitAnswer.COMMITTED
+            check_found(self.sink, self.place, self._schema, table)
+            refuse_gone(self.describe(), self.place, self.staging, fresh)
+            if self._by_key is not None:
+                self._by_key.refuse_conflicts(self._schema, fresh)
+            records = [
+                self._log.record("epoch", permit.epoch),
+                self._log.record("batch", max(shown, committable.through_batch + 1)),
+                self._log.root_record(),
+            ]
+            # Made for this version of the table or an older one, and never shown: once ours has followed on this
+            # version, none of them can.
+            own = self._staged.attempt(permit)
+            vain = self._staged.linked(folder for folder in attempts if epoch_of(folder) > epoch and folder != own)
+            staged = self._staged.targets([Path(file.path) for file in fresh])
+            actions = [*showing.actions(table, fresh, own)]
+            if not self._log.transact(table, actions, records):
+                continue  # look at what the other writer left
+            added = {self.path / each.path for each in actions if isinstance(each, AddAction)}
+            for path in {*vain, *staged} - added:
+                path.unlink(missing_ok=True)
+            remove([*attempts, own])
+            return CommitAnswer.COMMITTED
+        raise SinkFailed(f"{self.describe()}: {TRIES} commits in a row met another writer's")
+
+    def forget_staged(self, before_generation: int) -> None:
+        forget_generations(self.staging, before_generation)
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    @property
+    def upkeep_every_ms(self) -> int | None:
+        return self.sink.optimize_ms
+
+    def upkeep_due_in_ms(self) -> int:
+        return self._keeper.due_in_ms()
+
+    def keep_up(self, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event) -> Upkeep | None:
+        return self._keeper.keep_up(generation, retained, is_stopping)

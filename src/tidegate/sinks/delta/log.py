@@ -1,0 +1,151 @@
+"""The log of a Delta table, as one owner writes to it: its versions, and what they record of the owner's epochs.
+
+A record is an application transaction of the table, `tidegate/<owner>/<kind>`: the `epoch` and the `batch` that are
+shown, the generation of the `fence`, and the `root` that the owner's rows come from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal
+
+import deltalake
+from deltalake import CommitProperties, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
+
+from tidegate.errors import SinkFailed, first_line
+from tidegate.sinks.contract import SinkPlace
+from tidegate.sinks.delta.scan import active_files
+from tidegate.sinks.staging import foreign_table
+from tidegate.storage.disk import sync
+
+if TYPE_CHECKING:
+    from tidegate.sinks.delta.table import DeltaTable
+
+Kind = Literal["epoch", "batch", "fence", "root"]
+
+TRIES: Final = 5
+"""How often a transaction is made again that met another writer's."""
+_FORCED_VERSIONS: Final = 20
+_SURELY_WRITTEN_S: Final = 3_600
+
+
+class TableLog:
+    def __init__(self, sink: DeltaTable, place: SinkPlace) -> None:
+        self.path = sink.path
+        self._described = sink.describe()
+        self._partition_by = sink.partition_by
+        self._place = place
+        self._forced: frozenset[Path] = frozenset()
+        """What of it is known to be on the disk."""
+
+    def open(self) -> deltalake.DeltaTable | None:
+        """The newest version; None: there is no table."""
+        if self.path.is_file():
+            raise SinkFailed(f"{self._described} is a file; a Delta table is a folder")
+        try:
+            return deltalake.DeltaTable(self.path)
+        except TableNotFoundError:
+            return None
+        except DeltaError as error:
+            raise SinkFailed(f"{self._described} cannot be opened: {first_line(error)}") from error
+
+    def opened(self) -> deltalake.DeltaTable:
+        """The same, where there must be one."""
+        table = self.open()
+        if table is None:
+            raise SinkFailed(f"{self._described} is gone; restore it, or start the pipeline on a new root")
+        return table
+
+    def shown(self) -> set[Path] | None:
+        """The files of the newest version; None: there is no table."""
+        table = self.open()
+        return None if table is None else {self.path / file.path for file in active_files(table)}
+
+    # -- records ----------------------------------------------------------------------------------
+
+    def recorded(self, table: deltalake.DeltaTable, kind: Kind) -> int:
+        """0: nothing is."""
+        return table.transaction_version(self._name(kind)) or 0
+
+    def record(self, kind: Kind, value: int) -> Transaction:
+        # Where transactions expire, Delta on Spark takes one without a time for an old one.
+        return Transaction(self._name(kind), value, time.time_ns() // 1_000_000)
+
+    def root_record(self) -> Transaction:
+        """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
+        return self.record("root", _number(self._place.root))
+
+    def _name(self, kind: Kind) -> str:
+        return f"tidegate/{self._place.owner}/{kind}"
+
+    def check_root(self, table: deltalake.DeltaTable) -> None:
+        """Refuse a table whose rows of this owner come from another root."""
+        if self.recorded(table, "root") not in (0, _number(self._place.root)):
+            raise foreign_table(
+                self._described,
+                self._place,
+                f"remove the folder {self.path}; if others write to it too, take another name for the sink",
+            )
+
+    # -- versions ---------------------------------------------------------------------------------
+
+    def transact(
+        self, table: deltalake.DeltaTable, actions: list[AddAction | RemoveAction], records: list[Transaction]
+    ) -> bool:
+        """Make the next version of the table. False: the table has moved on, perhaps by another writer."""
+        try:
+            table.create_write_transaction(
+                actions,
+                "append",
+                table.schema(),
+                partition_by=list(self._partition_by),
+                commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0),
+            )
+        except DeltaError as error:
+            now = self.open()
+            if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
+                return False
+            raise SinkFailed(f"{self._described} cannot be written: {first_line(error)}") from error
+        self.force(through=table.version() + 1)
+        return True
+
+    def force(self, through: int) -> None:
+        """Force the last versions of the table's log to the disk, which deltalake leaves to the system.
+
+        Not only the very last: what a commit finds done already was done by a run that was killed before it came to
+        this, perhaps a few versions ago, because others write to the table too.
+        """
+        if not self._place.fsync:
+            return
+        log = self.path / "_delta_log"
+        last = tuple(f"{version:020d}." for version in range(max(0, through - _FORCED_VERSIONS), through + 1))
+        files = {Path(entry.path) for entry in os.scandir(log) if entry.name.startswith(last)}
+        pointer = log / "_last_checkpoint"  # which changes with each checkpoint of the log
+        if any(".checkpoint" in file.name for file in files - self._forced):
+            files.add(pointer)
+        self._forced = sync(files, self._forced, missing_ok=True) - {pointer}
+
+    def force_files(self, files: Iterable[Path]) -> None:
+        """Force files of the table to the disk, before a version has them."""
+        if self._place.fsync:
+            sync(files, self._forced)
+
+    def force_shown(self, table: deltalake.DeltaTable) -> None:
+        """Force what takes the place of files to the disk before these are deleted: other writers leave that to the
+        system, and a run may have been killed before it came to it. What is older was written by itself long ago."""
+        if self._place.fsync:
+            since_ms = (time.time() - _SURELY_WRITTEN_S) * 1000
+            shown = (self.path / file.path for file in active_files(table) if file.modified_ms > since_ms)
+            sync(shown, missing_ok=True)
+            self.force(through=table.version())
+
+
+def _number(root: str) -> int:
+    """A root's id as the version of a transaction can hold it: 62 bits of its digest, and never 0."""
+    return (int.from_bytes(hashlib.sha256(root.encode()).digest()[:8]) >> 2) + 1

@@ -1,0 +1,1 @@
+"""PostgreSQL tables: `table` is what a user writes, `bound` what a run calls."""

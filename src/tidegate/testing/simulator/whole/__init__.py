@@ -1,0 +1,6 @@
+"""The simulator at its second depth: everything but Spark is what runs.
+
+Each driver process runs whole generations: the real opening, stages, gates, logs, snapshots, restore and cleaning, over
+files in memory, with a played Spark and played tables (`tidegate.testing.played`), in simulated time. Drivers take over
+from one another, crash between any two calls of the files, pause, and wake up late.
+"""

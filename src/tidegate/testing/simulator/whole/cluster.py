@@ -1,0 +1,305 @@
+"""The simulated cluster at the second depth: drivers, one root, one set of tables, and what is checked of them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from tidegate.engine.leading import reports_in
+from tidegate.errors import CheckpointError, RecoveryRefused, TidegateError
+from tidegate.protocol.backpressure import BacklogBound
+from tidegate.protocol.config import CheckpointConfig
+from tidegate.protocol.decision_log import CheckpointCompleted, GenerationOpened, decode_decision
+from tidegate.protocol.messages import Flag
+from tidegate.spark.definition import StageDefinition
+from tidegate.storage.manifest import SourceStream, StageShape, decode_manifest
+from tidegate.storage.paths import RootPaths
+from tidegate.testing.played import Plan, PlayedRows, PlayedStream, PlayedTable
+from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
+from tidegate.testing.simulator.dag import Dag
+from tidegate.testing.simulator.whole.driver import SimulatedDriver
+from tidegate.testing.simulator.whole.files import Disk, SeenFiles
+from tidegate.testing.simulator.world import Faults, World
+
+
+class QueryFaults(msgspec.Struct):
+    """How likely a query does what Spark does when things go wrong, at a step."""
+
+    task_fails: float = 0.0
+    runs_away: float = 0.0
+    dies: float = 0.0
+
+
+class WholeScenario(msgspec.Struct, frozen=True):
+    """Everything that a seed decides before the first event."""
+
+    dag: Dag
+    config: CheckpointConfig
+    drivers: int
+    rows: dict[str, int]
+    faults: Faults
+    query_faults: QueryFaults
+    fault_phase_ms: int
+    crashes: int
+    kills: int
+    """Crashes right before a call of the files."""
+    pauses: int
+    take_overs: int
+    full_disks: int
+    standstills: int
+    dead_queries: int
+    backlog_segments: int
+    window: int
+    max_files: int | None
+
+
+class WholeCluster:
+    def __init__(self, scenario: WholeScenario, seed: int) -> None:
+        self.world = World(seed)
+        self.scenario = scenario
+        self.dag = scenario.dag
+        self.config = scenario.config
+        self.backlog = BacklogBound(max_segments=scenario.backlog_segments)
+        self.window = scenario.window
+        self.max_files = scenario.max_files
+        self.query_faults = scenario.query_faults
+        self.checkers = Checkers(scenario.dag, self.world, scenario.config)
+        self.disk = Disk("root")
+        self.disk.on_created = self._on_created
+        self.disk.on_deleted = self._on_deleted
+        self.lake = {name: Disk(f"lake-{name}") for name in scenario.dag.sinks}
+        self._ids = random.Random(f"ids {seed}")
+        rng = random.Random(f"plans {seed}")
+        self._stages_rows = {name: rng.random() < 0.3 for name in scenario.dag.sinks}
+        self._modes = {name: rng.choice(("append", "append", "update")) for name in scenario.dag.stages}
+        self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
+        self.slowness = {name: rng.choice((2, 4, 8, 16)) for name in scenario.dag.stages}
+        self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
+        self._fed = dict.fromkeys(scenario.dag.sources, 0)
+        self._shown = dict.fromkeys(scenario.dag.sinks, 0)
+        self.shape = {each.name: self._shape(each) for each in self._definitions(None)}
+        self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
+        self.refused: str | None = None
+        self.crashes = 0
+        self._stands_until = 0
+        self._faults_end = False
+
+    def new_id(self) -> str:
+        return f"{self._ids.getrandbits(128):032x}"
+
+    @property
+    def is_running(self) -> bool:
+        return any(each.process.alive and each.generation is not None for each in self.drivers)
+
+    def config_now(self) -> CheckpointConfig:
+        """Without faults a restart would hide that checkpoints cannot succeed."""
+        return msgspec.structs.replace(self.config, tolerable_failures=10**6) if self._faults_end else self.config
+
+    def delay_of_store(self) -> int:
+        slow = 400 if self.world.chance(self.world.faults.store_is_slow) else 6
+        return max(self.world.delay(slow), self._stands_until - self.world.now)
+
+    # -- the pipeline -----------------------------------------------------------------------------
+
+    def _plan(self, name: str, rng: random.Random) -> Plan:
+        spec = self.dag.stages[name]
+        writes = "files" if self._modes[name] == "append" else "folders"
+        if spec.is_sink and self._stages_rows[name]:
+            writes = "rows"
+        return Plan(paths=spec.paths, has_state=rng.random() < 0.6, writes=writes, retained=rng.choice((4, 10, 100)))  # type: ignore[arg-type]
+
+    def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
+        return self._definitions(driver)
+
+    def _definitions(self, driver: SimulatedDriver | None) -> list[StageDefinition]:
+        def nothing() -> None:
+            raise AssertionError("no function is called here")
+
+        found = []
+        for name, spec in self.dag.stages.items():
+            kind: Any = "source" if spec.is_source else "sink" if spec.is_sink else "stage"
+            sink: Any = self.table(name, driver) if spec.is_sink else None
+            mode: Any = self._modes[name]
+            found.append(StageDefinition(name, kind, nothing, spec.inputs, spec.inputs, mode, sink))
+        return found
+
+    def table(self, sink: str, driver: SimulatedDriver | None) -> PlayedTable:
+        """A sink's table, as a process sees it; or the world."""
+        disk = self.lake[sink]
+        files: Any = disk.memory
+        if driver is not None:
+            files = SeenFiles(disk, self.world, driver.life, fails=False)
+        return PlayedTable(
+            files,
+            "rows" if self._stages_rows[sink] else "files",
+            on_call=lambda call: self._on_call(sink, call),
+            new_id=self.new_id,
+        )
+
+    def _on_call(self, sink: str, call: str) -> None:
+        if call == "committed":
+            self._on_committed(sink)
+        if call in ("commit", "committed", "check_commit") and self.world.chance(self.world.faults.store_fails):
+            from tidegate.errors import SinkFailed
+
+            raise SinkFailed(f"the table of {sink} failed")
+
+    def _shape(self, definition: StageDefinition) -> StageShape:
+        table = None if definition.sink is None else definition.sink.table
+        streams = () if definition.inputs else (SourceStream("json", {"path": definition.name}),)
+        return StageShape(definition.kind, definition.inputs, definition.output_mode, "rows", table, streams)
+
+    # -- what is checked --------------------------------------------------------------------------
+
+    def _on_created(self, name: str, data: bytes) -> None:
+        if not name.startswith(f"{RootPaths.DECISIONS}/"):
+            return
+        record = decode_decision(data, name)
+        checkers = self.checkers
+        if record.slot < checkers.log.first_slot:
+            return
+        if isinstance(record, GenerationOpened):
+            checkers.no_checkpoint_lost.on_opened(record, checkers.log)
+        before = [each.checkpoint_id for each in checkers.log.lineage()]
+        try:
+            checkers.log.append(record)
+        except TidegateError as error:
+            raise SimulationFailure("DecisionLog", str(error)) from error
+        if isinstance(record, CheckpointCompleted):
+            self._on_completed(record, before)
+
+    def _on_completed(self, record: CheckpointCompleted, before: list[int]) -> None:
+        data = self.disk.memory.read(record.manifest)
+        if data is None:
+            raise SimulationFailure("NothingNeededDeleted", f"{record.manifest} was decided and is not there")
+        manifest = reports_in(decode_manifest(data, record.manifest_sha256, record.manifest))
+        self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
+        self.checkers.on_whole(record, manifest, before)
+        self._on_deleted()
+
+    def _on_deleted(self) -> None:
+        memory = self.disk.memory
+        self.checkers.nothing_needed_deleted.check_each(self.checkers.log.retained, memory.exists)
+
+    def _on_committed(self, sink: str) -> None:
+        """A table has another version: what it shows is read from it, as a reader would."""
+        table = self.table(sink, None)
+        versions = table.versions()
+        for version in versions[self._shown[sink] :]:
+            if version.epoch:
+                self.checkers.no_checkpoint_lost.on_epoch_visible(sink, version.epoch)
+                self.checkers.exactly_once.on_rows_visible(sink, table.rows_of(version).ranges)
+        self._shown[sink] = len(versions)
+
+    def on_refused(self, refusal: RecoveryRefused) -> None:
+        raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
+
+    # -- time -------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        scenario, rng = self.scenario, self.world.random
+        self.world.faults = msgspec.structs.replace(scenario.faults)
+        self.drivers[0].start()
+        self.world.after(300, None, self._supervise)
+        self._feed()
+        for count, fault in (
+            (scenario.crashes, self._crash),
+            (scenario.kills, self._kill),
+            (scenario.pauses, self._pause),
+            (scenario.take_overs, self._take_over),
+            (scenario.full_disks, self._fill_disk),
+            (scenario.standstills, self._stand_still),
+            (scenario.dead_queries, self._kill_query),
+        ):
+            for _ in range(count):
+                self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
+
+    def _feed(self) -> None:
+        """Rows of an external stream come in over the whole fault phase."""
+        for name, total in self.scenario.rows.items():
+            path = next(iter(self.dag.stages[name].paths))
+            now = total if self._faults_end else min(total, total * self.world.now // self.scenario.fault_phase_ms)
+            if now > self._fed[name]:
+                self.streams[name].append(PlayedRows(((path, self._fed[name], now),)))
+                self._fed[name] = now
+        if self._fed != self.scenario.rows:
+            self.world.after(60, None, self._feed)
+
+    def end_faults(self) -> None:
+        self._faults_end = True
+        self.world.note("the faults end")
+        self.world.faults = Faults()
+        self.query_faults = QueryFaults()
+        self.disk.is_full = False
+        self._stands_until = 0
+        for driver in self.drivers:
+            driver.process.paused_until = 0
+            driver.life.calls_left = None
+        self._feed()
+        self.world.after(50, None, self._take_over)
+
+    def _supervise(self) -> None:
+        """What was superseded by a run that has died since is started again somewhere, sooner or later."""
+        if not self.is_running:
+            self._take_over()
+        self.world.after(300, None, self._supervise)
+
+    def _any_driver(self) -> SimulatedDriver:
+        return self.world.random.choice(self.drivers)
+
+    def _crash(self) -> None:
+        driver = self._any_driver()
+        if driver.process.alive:
+            self.crashes += 1
+            driver.crash()
+
+    def _kill(self) -> None:
+        """Right before one of the calls of the files that it makes next."""
+        self._any_driver().life.calls_left = self.world.random.randint(0, 400)
+
+    def _pause(self) -> None:
+        """A process stops and wakes up later, knowing nothing of it."""
+        driver = self._any_driver()
+        driver.process.paused_until = self.world.now + self.world.delay(700)
+        self.world.note("{} is paused until {} ms", driver.name, driver.process.paused_until)
+        self.world.after(self.world.delay(100), None, self._take_over)
+
+    def _take_over(self) -> None:
+        """Somebody starts the pipeline elsewhere, whatever the others do."""
+        ready = [each for each in self.drivers if each.process.alive and each.process.paused_until <= self.world.now]
+        if ready:
+            driver = self.world.random.choice(ready)
+            self.world.note("{} takes over", driver.name)
+            driver.take_over()
+        elif self._faults_end:
+            self.world.after(50, None, self._take_over)
+
+    def _fill_disk(self) -> None:
+        self.world.note("the disk is full")
+        self.disk.is_full = True
+        self.world.after(self.world.delay(400), None, self._free_disk)
+
+    def _free_disk(self) -> None:
+        self.disk.is_full = False
+
+    def _stand_still(self) -> None:
+        """The store answers nobody for longer than anybody waits."""
+        self._stands_until = self.world.now + 900
+        self.world.note("the store stands still until {} ms", self._stands_until)
+
+    def _kill_query(self) -> None:
+        self._any_driver().kill_query()
+
+    def trigger(self, flags: Flag) -> None:
+        for driver in self.drivers:
+            if driver.generation is not None:
+                with suppress(CheckpointError):
+                    driver.generation.trigger(flags)
+
+    def each_driver(self, act: Callable[[SimulatedDriver], None]) -> None:
+        for driver in self.drivers:
+            act(driver)

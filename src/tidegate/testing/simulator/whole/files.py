@@ -1,0 +1,174 @@
+"""The files of a simulated root: a memory that lives on, seen by processes that die, through a store that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from io import BufferedIOBase
+from typing import Self
+
+from tidegate.errors import StoreUnavailable
+from tidegate.storage.files import Files
+from tidegate.storage.memory import Memory
+from tidegate.testing.simulator.world import World
+
+
+class Killed(BaseException):
+    """A process dies, right before a call of its files."""
+
+
+class Disk:
+    """What all processes see, and what is watched."""
+
+    def __init__(self, label: str) -> None:
+        self.memory = Memory(label)
+        self.on_created: Callable[[str, bytes], None] = lambda _name, _data: None
+        self.on_deleted: Callable[[], None] = lambda: None
+        self.is_full = False
+
+
+class Life:
+    """How long a process lives yet, in calls of its files; and whether what it does reaches anybody."""
+
+    def __init__(self) -> None:
+        self.calls_left: int | None = None
+
+    def call(self) -> None:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise Killed
+
+
+class SeenFiles:
+    """`Files` as a process sees them. With `fails`, as those of a store: calls fail, before or after they take effect,
+    and what is created seems to be there already. Spark's own folders do not: but for a disk that is full."""
+
+    def __init__(self, disk: Disk, world: World, life: Life, *, fails: bool) -> None:
+        self._disk = disk
+        self._files: Files = disk.memory
+        self._prefix = ""
+        self._world = world
+        self._life = life
+        self._fails = fails
+
+    def __repr__(self) -> str:
+        return f"SeenFiles({self.location()!r})"
+
+    @property
+    def fsync(self) -> bool:
+        return True
+
+    def at(self, folder: str, *, durable: bool = True) -> Self:
+        below = object.__new__(type(self))
+        below._disk, below._world, below._life, below._fails = self._disk, self._world, self._life, self._fails
+        below._files = self._files.at(folder, durable=durable)
+        below._prefix = f"{self._prefix}{folder}/" if folder else self._prefix
+        return below
+
+    def _call(self) -> None:
+        self._life.call()
+        if self._fails and self._world.chance(self._world.faults.store_fails):
+            raise StoreUnavailable("the store failed")
+
+    def _change(self) -> None:
+        self._call()
+        if self._disk.is_full:
+            raise StoreUnavailable("no space is left on the device")
+
+    def _answer(self) -> None:
+        if self._fails and self._world.chance(self._world.faults.store_fails_after_writing):
+            raise StoreUnavailable("the store failed, after it had done what it was asked")
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def read(self, name: str) -> bytes | None:
+        self._call()
+        return self._files.read(name)
+
+    def open(self, name: str) -> BufferedIOBase | None:
+        self._call()
+        return self._files.open(name)
+
+    def exists(self, name: str) -> bool:
+        self._life.call()
+        return self._files.exists(name)
+
+    def size(self, name: str) -> int | None:
+        self._call()
+        return self._files.size(name)
+
+    def names_in(self, folder: str = "") -> list[str]:
+        self._call()
+        return self._files.names_in(folder)
+
+    def list(self, folder: str = "") -> list[str]:
+        self._call()
+        return self._files.list(folder)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def write(self, name: str, data: bytes) -> None:
+        self._change()
+        self._files.write(name, data)
+        self._answer()
+
+    def create(self, name: str, data: bytes) -> bool:
+        self._change()
+        if self._fails and self._world.chance(self._world.faults.seems_to_exist):
+            return False
+        created = self._files.create(name, data)
+        if created:
+            self._disk.on_created(self._prefix + name, data)
+        self._answer()
+        return created
+
+    def overwrite(self, name: str, data: bytes) -> None:
+        self._call()
+        self._files.overwrite(name, data)
+
+    def keep(self, name: str, source: Files, source_name: str) -> None:
+        self._change()
+        self._files.keep(name, source._files if isinstance(source, SeenFiles) else source, source_name)
+
+    def copy(self, name: str, source: Files, source_name: str) -> None:
+        self._change()
+        self._files.copy(name, source._files if isinstance(source, SeenFiles) else source, source_name)
+
+    def delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._call()
+            self._files.delete([name])
+            self._disk.on_deleted()
+        self._answer()
+
+    def make_folder(self, folder: str) -> None:
+        self._files.make_folder(folder)
+
+    def prune(self, folder: str) -> None:
+        self._files.prune(folder)
+
+    def sync(
+        self, names: Iterable[str], known: Collection[object] = frozenset(), *, missing_ok: bool = False
+    ) -> frozenset[object]:
+        self._call()
+        return self._files.sync(names, known, missing_ok=missing_ok)
+
+    def forget_unwritten(self) -> None:
+        self._files.forget_unwritten()
+
+    # -- where they are ---------------------------------------------------------------------------
+
+    def strays(self, names: Iterable[str]) -> frozenset[str]:
+        return self._files.strays(names)
+
+    def location(self, name: str = "") -> str:
+        return self._files.location(name)
+
+    def name_at(self, location: str) -> str | None:
+        return self._files.name_at(location)
+
+    def uri(self, name: str) -> str:
+        return self._files.uri(name)
+
+    def name_of(self, uri: str) -> str | None:
+        return self._files.name_of(uri)

@@ -1,0 +1,152 @@
+"""From a seed to a verdict, at the second depth."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from tidegate.errors import TidegateError
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
+from tidegate.testing.played import PlayedFailure
+from tidegate.testing.simulator.checkers import SimulationFailure
+from tidegate.testing.simulator.dag import Dag, random_dag
+from tidegate.testing.simulator.run import Outcome
+from tidegate.testing.simulator.whole.cluster import QueryFaults, WholeCluster, WholeScenario
+from tidegate.testing.simulator.world import Faults, World
+
+_LIVENESS_MS: Final = 20_000
+
+
+def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
+    """What happens in the run of this seed. Each kind of fault is absent from about half of the seeds."""
+    rng = random.Random(f"whole scenario {seed}")
+
+    def sometimes(highest: float) -> float:
+        return rng.random() * highest if rng.random() < 0.5 else 0.0
+
+    def up_to(most: int) -> int:
+        return rng.randint(0, most) if rng.random() < 0.6 else 0
+
+    dag = random_dag(rng) if dag is None else dag
+    modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
+    return WholeScenario(
+        dag=dag,
+        config=CheckpointConfig(
+            interval_ms=rng.choice((100, 200)),
+            timeout_ms=rng.choice((1_000, 2_000)),
+            max_concurrent=rng.choice((1, 1, 2, 3)),
+            max_retained=rng.randint(1, 3),
+            retain_ms=rng.choice((0, 0, 300, 3_000)),
+            incremental=rng.random() < 0.9,
+            alignment=AlignmentConfig(
+                unaligned=rng.choice(modes), timeout_ms=rng.choice((20, 80)), max_inflight_bytes=rng.choice((0, 10**6))
+            ),
+        ),
+        drivers=rng.choice((1, 1, 2)),
+        rows={name: rng.choice((0, 1, 30, 60)) for name in dag.sources},
+        faults=Faults(
+            store_fails=sometimes(0.02),
+            store_fails_after_writing=sometimes(0.02),
+            store_is_slow=sometimes(0.1),
+            seems_to_exist=sometimes(0.1),
+        ),
+        query_faults=QueryFaults(task_fails=sometimes(0.05), runs_away=sometimes(0.002)),
+        fault_phase_ms=1_500,
+        crashes=up_to(2),
+        kills=up_to(3),
+        pauses=up_to(2),
+        take_overs=up_to(2),
+        full_disks=1 if rng.random() < 0.2 else 0,
+        standstills=1 if rng.random() < 0.15 else 0,
+        dead_queries=up_to(2),
+        backlog_segments=rng.choice((3, 1_000)),
+        window=rng.choice((1, 256)),
+        max_files=rng.choice((None, 1)),
+    )
+
+
+def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: bool = False) -> Outcome:
+    """Run one seed. The same seed and scenario give the same outcome, to the last event."""
+    scenario = random_whole_scenario(seed) if scenario is None else scenario
+    cluster = WholeCluster(scenario, seed)
+    if trace:
+        cluster.world.trace = []
+    failure: str | None = None
+    checker: str | None = None
+    with _quiet(cluster.world):
+        try:
+            _run(cluster, scenario)
+        except SimulationFailure as error:
+            failure, checker = str(error), error.checker
+        except (TidegateError, PlayedFailure) as error:
+            failure, checker = f"{type(error).__name__}: {error}", "Protocol"
+    return _outcome(seed, cluster, failure, checker)
+
+
+def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
+    def shows_all() -> bool:
+        return cluster.checkers.exactly_once.shows_all(scenario.rows)
+
+    cluster.start()
+    cluster.world.run(scenario.fault_phase_ms)
+    cluster.end_faults()
+    before = len(cluster.checkers.completions)
+    cluster.world.run(scenario.fault_phase_ms + _LIVENESS_MS, shows_all)
+    if not shows_all():
+        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
+    cluster.world.run(cluster.world.now + _LIVENESS_MS, lambda: len(cluster.checkers.completions) > before)
+    if len(cluster.checkers.completions) == before:
+        raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
+
+
+def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str | None) -> Outcome:
+    checkers, scenario = cluster.checkers, cluster.scenario
+    visible = checkers.exactly_once.visible
+    return Outcome(
+        seed=seed,
+        failure=failure,
+        checker=checker,
+        steps=cluster.world.steps,
+        completions=tuple(checkers.completions),
+        aborted=0,
+        generations=checkers.log.generation,
+        crashes=cluster.crashes,
+        rows=scenario.rows,
+        visible={sink: sum(counts.values()) for sink, counts in visible.items()},
+        expected={
+            sink: sum(scenario.rows[scenario.dag.source_of[path]] for path in counts)
+            for sink, counts in visible.items()
+        },
+        refused=None,
+        trace=tuple(cluster.world.trace or ()),
+        whole=True,
+    )
+
+
+class _Noted(logging.Handler):
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._world.note("{}", record.getMessage())
+
+
+@contextmanager
+def _quiet(world: World) -> Iterator[None]:
+    """What a run logs goes to the trace, if one is kept, and nowhere else."""
+    log = logging.getLogger("tidegate")
+    before, level = log.propagate, log.level
+    handler = _Noted(world) if world.trace is not None else logging.NullHandler()
+    log.addHandler(handler)
+    log.propagate = False
+    log.setLevel(logging.DEBUG if world.trace is not None else logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = before
+        log.setLevel(level)
