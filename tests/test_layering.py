@@ -45,7 +45,7 @@ LAYERS = {
     "engine": Layer(layers=BELOW_ENGINE | {"flows"}, packages=ANY),
     "sinks": Layer(layers=BELOW_SPARK, packages=ANY),
     ROOT: Layer(layers=BELOW_TOP, packages=ANY),
-    "cli": Layer(layers=BELOW_TOP | {"testing", ROOT}, packages=ANY),
+    "cli": Layer(layers=BELOW_TOP | {"testing", "testing.simulator.whole", ROOT}, packages=ANY),
     "__main__": Layer(layers={"cli"}, packages=set()),  # `python -m tidegate`
     "dashboard": Layer(layers=BELOW_TOP | {ROOT}, packages=ANY),
 }

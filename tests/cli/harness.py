@@ -142,7 +142,8 @@ class LiveRun:
 
     def may_read(self, stage: str, name: str) -> bool:
         """Whether a segment of an input lies before a stage, released by its gate."""
-        return self.pipeline.generation.stages[stage].inputs.gates[name].lag == 1
+        gate = self.pipeline.generation.stages[stage].inputs.gates[name]
+        return gate.lag == 1 and not gate._waiting
 
     def hold_up(self) -> Path:
         """From now on a checkpoint stays in progress: the stage does not consume what lies before the barrier."""
@@ -150,11 +151,11 @@ class LiveRun:
         wait_until(lambda: self.may_read("middle", "rows"))
         return segment
 
-    def let_go(self, segment: Path) -> None:
+    def let_go(self) -> None:
         """Consume what has held it up."""
-        middle = self.pipeline.played["middle"].run_batch(segment)
+        self.pipeline.played["middle"].run_batch()
         wait_until(lambda: self.may_read("table", "middle"))
-        self.pipeline.played["table"].run_batch(middle)
+        self.pipeline.played["table"].run_batch()
 
     def in_its_thread(self, action: Callable[[], object]) -> None:
         self._at_next_round = action

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.harness import TIDEGATE, ended_checkpoint, in_terminal, make_root, tidegate
 from tests.mutants.played_properties import backlogged
-from tests.spark.played import played
+from tests.spark.played import Queries, played
 from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
 from tidegate.engine.root import Root
@@ -25,6 +25,7 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths
+from tidegate.testing.played import Plan
 
 
 @pytest.fixture(scope="module")
@@ -89,20 +90,23 @@ def test_one_checkpoint_is_shown_stage_by_stage_however_it_is_named(made: Path, 
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
     for stage in (["rows", "source"], ["middle", "stage"], ["table", "sink"]):
         assert stage in rows
-    assert 'source rows stands at {"logOffset":3}' in done.stdout
+    assert 'source rows stands at {"played":{"0":4}}' in done.stdout
 
 
 def test_one_checkpoint_for_scripts_has_its_stages_and_the_positions_of_its_sources(made: Path) -> None:
     found = json.loads(tidegate("checkpoints", "5", "--root", made, "--json").stdout)
     assert found["checkpoint"]["checkpoint"] == "ckpt-000005"
     assert found["checkpoint"]["stages"]["rows"]["cut"] == 4
-    assert found["source_positions"] == {"rows": ['{"logOffset":4}']}
+    assert found["source_positions"] == {"rows": ['{"played":{"0":5}}']}
     assert found["graph"]["table"]["inputs"] == ["middle"]
     assert (made / found["manifest"]).is_file()
 
 
 def test_why_a_checkpoint_is_unaligned_what_was_in_flight_and_the_pipelines_watermark_are_told(tmp_path: Path) -> None:
-    with backlogged("on_timeout", with_event_time=["middle"]) as (pipeline, path):
+    with backlogged("on_timeout", queries=Queries({"table": Plan(has_state=True, holds_back=True)})) as (
+        pipeline,
+        path,
+    ):
         pipeline.generation.trigger()
         pipeline.poll_until(lambda: pipeline.generation.is_settled)
         size = f"{path.stat().st_size} B"

@@ -28,7 +28,7 @@ class Started:
         (folder / "orders").mkdir()
         self.root = folder / "root"
         self._mark = f"{MARK}={uuid.uuid4()}"
-        environment = {**os.environ, MARK: self._mark.partition("=")[2]}
+        environment = {**os.environ, MARK: self._mark.partition("=")[2], "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "tidegate", "run", "orders.py", "--root", str(self.root)]
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -49,6 +49,17 @@ class Started:
     @property
     def is_gone(self) -> bool:
         return not self._names()
+
+    def ended(self) -> str:
+        """What it has said when it has ended, and its children with it. If they hang, that tells where."""
+        try:
+            return self.process.communicate(timeout=60)[0]
+        except subprocess.TimeoutExpired:
+            alive = self._processes()
+            self.process.send_signal(signal.SIGABRT)
+            for process in alive.keys() - {self.process.pid}:
+                os.kill(process, signal.SIGKILL)
+            raise AssertionError(f"{alive} are alive; {self.process.communicate()[0]}") from None
 
     def remove(self) -> None:
         """End all of it, so that a test that fails leaves nothing behind either."""
@@ -92,7 +103,7 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_and_leaves_nothing_behind(
         if "answer" in moment:
             time.sleep(0.7)
         run.process.send_signal(number)
-        said, _ = run.process.communicate(timeout=60)
+        said = run.ended()
         wait_until(lambda: run.is_gone)
     finally:
         run.remove()

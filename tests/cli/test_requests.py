@@ -97,7 +97,7 @@ def test_an_unaligned_checkpoint_waits_for_no_stage_but_only_where_stages_may_be
 
 def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
-        segment = run.hold_up()
+        run.hold_up()
         run.in_its_thread(run.pipeline.generation.trigger)
         wait_until(lambda: bool((status := said(run.root)) and status.in_progress))
         with ThreadPoolExecutor(3) as askers:
@@ -112,7 +112,7 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
                 "table": "waiting",
             }
             assert not any(each.done() for each in asked)
-            run.let_go(segment)
+            run.let_go()
             names = {json.loads(each.result().stdout)["checkpoint"]["checkpoint"] for each in asked}
             assert full.result().full
             assert full.result().checkpoint not in names, "who wants something else gets another one"
@@ -134,7 +134,7 @@ def test_an_asker_gives_up_after_its_timeout_and_leaves_nothing_behind(tmp_path:
 
 def test_a_checkpoint_that_is_being_prepared_is_cancelled_and_whoever_asked_for_it_is_told(tmp_path: Path) -> None:
     with live_run(tmp_path) as run, ThreadPoolExecutor(3) as askers:
-        segment = run.hold_up()
+        run.hold_up()
         asked = askers.submit(tidegate, "checkpoint", "--root", run.root)
         wait_until(lambda: bool(run.pipeline.generation.coordinator.active))
         both = [askers.submit(ask_to_cancel, *place(run.root), 60) for _ in range(2)]
@@ -145,7 +145,7 @@ def test_a_checkpoint_that_is_being_prepared_is_cancelled_and_whoever_asked_for_
         assert told.stderr.startswith("error: ckpt-000001 was aborted: cancelled by the user: tidegate cancel; ")
         wait_until(lambda: bool((status := said(run.root)) and status.checkpoints))
         assert "aborted: cancelled by the user" in tidegate("status", "--root", run.root).stdout
-        run.let_go(segment)
+        run.let_go()
         assert ask_for_checkpoint(*place(run.root), 60).checkpoint == "ckpt-000002", "the run goes on"
 
 
@@ -183,7 +183,7 @@ def test_what_is_being_decided_cannot_be_cancelled_any_more(tmp_path: Path) -> N
 def test_a_run_that_is_told_to_stop_takes_a_last_checkpoint_and_is_waited_for(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as askers:
         with live_run(tmp_path) as run:
-            segment = run.hold_up()
+            run.hold_up()
             told = tidegate("stop", "--root", run.root, "--no-wait")
             assert (told.returncode, told.stdout) == (0, "pipeline flat is stopping, after a last checkpoint\n")
             # It is stopping already: both that ask now wait for the same end.
@@ -195,7 +195,7 @@ def test_a_run_that_is_told_to_stop_takes_a_last_checkpoint_and_is_waited_for(tm
             refused = tidegate("checkpoint", "--root", run.root)
             assert "the pipeline is draining" in refused.stderr
             assert not asked.done()
-            run.let_go(segment)
+            run.let_go()
             run.await_end()
             assert not asked.done(), "the root is not free yet"
         assert asked.result() == "it was told to stop"

@@ -37,6 +37,17 @@ def test_a_replay_shows_what_happened() -> None:
     assert "is complete" in done.stdout
 
 
+def test_the_whole_of_it_is_searched_and_replayed() -> None:
+    done = tidegate("simulate", "--whole", "--seeds", "4", "--jobs", "1")
+    assert done.returncode == 0
+    assert "4 seeds" in done.stdout
+    assert "every guarantee held" in done.stdout
+    done = tidegate("simulate", "--whole", "--seed", "3")
+    assert done.returncode == 0
+    assert "on 1 driver(s)" in done.stdout or "on 2 driver(s)" in done.stdout
+    assert "opened generation 1" in done.stdout
+
+
 def test_a_seed_below_zero_is_refused() -> None:
     assert tidegate("simulate", "--seed", "-1").returncode == 2
 
@@ -52,6 +63,7 @@ def test_a_broken_guarantee_is_told_with_the_command_that_replays_it(monkeypatch
         "tidegate simulate --seed 6",
     ]
     assert "broken on purpose" in tally.failures[0].failure
+    assert run_chunk(5, 1, whole=True).failures[0].replay == "tidegate simulate --whole --seed 5"
 
 
 def test_a_failure_with_brackets_is_shown_as_it_is(

@@ -65,7 +65,7 @@ def test_with_full_snapshots_every_checkpoint_stores_all_anew(tmp_path: Path) ->
 def test_two_checkpoints_may_be_in_progress_at_once_and_are_completed_in_order(tmp_path: Path) -> None:
     with live_run(tmp_path, config=msgspec.structs.replace(ON_DEMAND, max_concurrent=2)) as run:
         paths, files = RootPaths(run.root), Folder(run.root)
-        segment = run.hold_up()
+        run.hold_up()
         with ThreadPoolExecutor(3) as askers:
             first = askers.submit(ask_for_checkpoint, paths, files, 60)
             wait_until(lambda: in_progress(run.root) == ["ckpt-000001"])
@@ -74,7 +74,7 @@ def test_two_checkpoints_may_be_in_progress_at_once_and_are_completed_in_order(t
             third = askers.submit(ask_for_checkpoint, paths, files, 60)
             wait_until(lambda: len(files.names_in(RootPaths.REQUESTS)) == 3)
             assert in_progress(run.root) == ["ckpt-000001", "ckpt-000002"], "a third one waits"
-            run.let_go(segment)
+            run.let_go()
             taken = [each.result() for each in (first, second, third)]
         assert [each.checkpoint for each in taken] == ["ckpt-000001", "ckpt-000002", "ckpt-000003"]
         assert [each.full for each in taken] == [False, True, False]
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_the_next_one_is_another
     config = msgspec.structs.replace(ON_DEMAND, timeout_ms=200, tolerable_failures=1_000)
     with live_run(tmp_path, config=config) as run:
         paths, files = RootPaths(run.root), Folder(run.root)
-        segment = run.hold_up()
+        run.hold_up()
         with pytest.raises(RequestFailed, match=r"ckpt-000001 was aborted: timed out: no report from .*table; the run"):
             ask_for_checkpoint(paths, files, 60)
         assert "ckpt-000001 aborted: timed out (no report from " in caplog.text
@@ -96,7 +96,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_the_next_one_is_another
         (aborted,) = ended(run.root)
         assert (aborted.state, aborted.attempt) == ("aborted", 1)
         assert aborted.stages["table"].progress == "waiting"
-        run.let_go(segment)
+        run.let_go()
         taken = None
         while taken is None:  # a machine that is busy may need more than one
             try:
@@ -155,6 +155,6 @@ def test_a_stage_that_aligns_for_too_long_captures_what_is_in_flight(tmp_path: P
         assert not manifest.aligned
         (in_flight,) = manifest.stages["middle"].in_flight["rows"]
         assert Path(in_flight.files[0].path).name == segment.name
-        run.let_go(segment)
+        run.let_go()
         wait_until(lambda: (table := stages(run.root).get("table")) is not None and table.batch == 1)
         assert ask_for_checkpoint(RootPaths(run.root), Folder(run.root), 60).aligned, "which need not wait"

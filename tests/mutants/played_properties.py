@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tests.mutants.properties import refused
-from tests.spark.played import PlayedPipeline, played
+from tests.spark.played import PlayedPipeline, Queries, played
 from tests.storage.test_manifest import naming
 from tidegate.engine.options import Bounds
 from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of
@@ -26,12 +26,13 @@ from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, Unaligne
 from tidegate.protocol.messages import Flag, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import decode_committable
-from tidegate.spark.filelog import METADATA, write_log
+from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
 from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
+from tidegate.testing.played import Plan, Step
 
 _BOUND = 4
 _ROUNDS = 500
@@ -68,10 +69,10 @@ def a_writer_goes_on_only_when_its_readers_are_down_to_half() -> None:
 def a_stage_that_is_held_back_gets_nothing_more_to_read() -> None:
     with bounded() as pipeline:
         middle = pipeline.generation.stages["middle"]
-        segments = run_ahead(pipeline, 2 * _BOUND)
+        run_ahead(pipeline, 2 * _BOUND)
         pipeline.generation.poll()
-        for path in segments[: _BOUND + 1]:  # which the sink does not read
-            pipeline.played["middle"].run_batch(path)
+        for _ in range(_BOUND + 1):  # which the sink does not read
+            pipeline.played["middle"].run_batch()
         pipeline.generation.poll()
         assert middle.is_held_back
         before = middle.inputs.gates["rows"].files.names_in(METADATA)
@@ -88,18 +89,18 @@ def a_barrier_passes_a_sink_whose_table_is_late() -> None:
         pipeline.table.may_commit.clear()
         first = pipeline.generation.trigger()
         comes_true(pipeline, lambda: pipeline.generation.completed(first), "the first checkpoint is complete")
-        for _ in range(_BOUND + 2):
+        for _ in range(_BOUND):
             pipeline.one_batch_each()
         pipeline.generation.poll()
         assert pipeline.generation.held_back_by("table") == "its table"
-        path = pipeline.played["rows"].run_batch()
+        pipeline.played["rows"].run_batch()
         pipeline.generation.poll()
-        path = pipeline.played["middle"].run_batch(path)
+        pipeline.played["middle"].run_batch()
         pipeline.generation.poll()
         second = pipeline.generation.trigger()
         pipeline.generation.poll()
         assert not sink.is_held_back, "only a checkpoint makes visible what it has staged"
-        pipeline.played["table"].run_batch(path)
+        pipeline.played["table"].run_batch()
         comes_true(pipeline, lambda: pipeline.generation.completed(second), "the second checkpoint is complete")
         pipeline.table.may_commit.set()
 
@@ -112,7 +113,7 @@ def a_sink_whose_table_is_late_waits_behind_a_barrier() -> None:
         table.may_commit.clear()
         first = generation.trigger()
         comes_true(pipeline, lambda: generation.completed(first), "the first checkpoint is complete")
-        for _ in range(_BOUND + 2):
+        for _ in range(_BOUND):
             pipeline.one_batch_each()
         table.may_check.clear()
         second = generation.trigger()
@@ -141,12 +142,13 @@ def pause_once(pipeline: PlayedPipeline) -> list[tuple[Files, Files]]:
 
     progress.query = query()
     generation.may_pause("rows", start)
-    segments = run_ahead(pipeline, _BOUND + 1)
-    write_log(progress.checkpoint, f"offsets/{first.batches}", ["{}"])
-    write_log(rows.output_folder, f"{METADATA}/{first.batches}", [])
+    run_ahead(pipeline, _BOUND + 1)
+    first.begin()
+    while first.query.step() is not Step.LOGGED:
+        pass
     comes_true(pipeline, lambda: progress.query is None, "the source is paused")
-    for path in segments:
-        pipeline.played["middle"].run_batch(path)
+    for _ in range(_BOUND + 1):
+        pipeline.played["middle"].run_batch()
     comes_true(pipeline, lambda: progress.query is not None, "the source goes on")
     return started
 
@@ -173,9 +175,8 @@ def what_is_written_late_into_an_abandoned_attempt_is_removed() -> None:
         abandoned = pipeline.played["rows"].checkpoint
         pause_once(pipeline)
         sink = pipeline.played["table"]
-        for path in sorted(pipeline.played["middle"].output.glob("*.parquet")):
-            sink.run_batch(path)
-        pipeline.generation.poll()
+        while sink.query.run_batch() is Step.COMMITTED:
+            pipeline.generation.poll()
         for _ in range(3):
             pipeline.checkpoint()
         assert not abandoned.exists()
@@ -333,27 +334,28 @@ def a_full_snapshot_vouches_for_nothing_that_is_damaged() -> None:
 
 
 def the_pipelines_watermark_is_held_back_by_those_with_event_time() -> None:
-    with plain(with_event_time=["middle", "table"]) as pipeline:
-        pipeline.played["middle"].watermark_ms = 5_000
-        pipeline.one_batch_each()
-        pipeline.checkpoint()
-        assert pipeline.newest().min_watermark_ms is None, "the sink has seen no row with a time yet"
-        pipeline.played["table"].watermark_ms = 3_000
-        pipeline.one_batch_each()
-        pipeline.checkpoint()
-        assert pipeline.newest().min_watermark_ms == 3_000
-        assert Observer("flat").observe(pipeline.generation).min_watermark_ms == 3_000
+    holds_back = Plan(has_state=True, holds_back=True)
+    with plain(queries=Queries(dict.fromkeys(("middle", "table"), holds_back))) as pipeline:
+        for watermark_ms in (None, 1):
+            # A batch that reads a row moves the watermark by one, and the next one hands the row on.
+            for name in ("rows", "middle", "middle", "table"):
+                pipeline.played[name].run_batch()
+                pipeline.generation.poll()
+            pipeline.checkpoint()
+            assert pipeline.newest().stages["middle"].watermark_ms == (watermark_ms or 0) + 1
+            assert pipeline.newest().min_watermark_ms == watermark_ms
+            assert Observer("flat").observe(pipeline.generation).min_watermark_ms == watermark_ms
 
 
 @contextmanager
 def backlogged(
-    unaligned: UnalignedMode, max_inflight_bytes: int = 1 << 30, with_event_time: Collection[str] = ()
+    unaligned: UnalignedMode, max_inflight_bytes: int = 1 << 30, queries: Queries | None = None
 ) -> Iterator[tuple[PlayedPipeline, Path]]:
     """The stage in the middle has a segment to consume, and is cut unaligned as soon as it may be."""
     config = CheckpointConfig(
         interval_ms=3_600_000, alignment=AlignmentConfig(unaligned, timeout_ms=0, max_inflight_bytes=max_inflight_bytes)
     )
-    with plain(config=config, with_event_time=with_event_time) as pipeline:
+    with plain(config=config, queries=queries or Queries()) as pipeline:
         pipeline.one_batch_each()
         (path,) = run_ahead(pipeline, 1)
         pipeline.generation.poll()
@@ -391,9 +393,9 @@ def that_a_stage_keeps_aligning_over_the_bound_is_told() -> None:
         assert (part.progress, part.cut_because) == ("catching_up", None)
         assert part.in_flight_bytes == path.stat().st_size
         assert part.alignment_ms is not None
-        written = pipeline.played["middle"].run_batch(path)
+        pipeline.played["middle"].run_batch()
         generation.poll()
-        pipeline.played["table"].run_batch(written)
+        pipeline.played["table"].run_batch()
         comes_true(pipeline, lambda: generation.is_settled, "the checkpoint is complete")
         assert pipeline.newest().stages["middle"].over_bound
         assert status_in(pipeline.newest()).stages["middle"].over_bound

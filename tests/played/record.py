@@ -1,9 +1,9 @@
-"""Records what a real Spark writes, step by step, into `recorded/spark-<version>.txt`.
+"""Records what a real Spark writes, step by step, into `spark-<version>.txt` beside this.
 
-    python -m tests.played.record        needs strace, and takes three minutes
+    python -m tests.played.record        needs strace, and takes some minutes
 
 The order is that of the system calls of Spark's process; contents are read after each step, when they still lie there.
-Ids, times and sizes are replaced. So is which task has written what, and that there are checksums beside everything.
+Ids, times and sizes are replaced. Which task has written what is left out, and Hadoop's checksum beside every file.
 """
 
 from __future__ import annotations

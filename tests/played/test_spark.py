@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Callable
 
 import pytest
 
@@ -19,9 +20,11 @@ from tidegate.testing.played import (
     Plan,
     PlayedQuery,
     PlayedRows,
+    PlayedSource,
     PlayedStream,
     Step,
     StreamSource,
+    TopicSource,
     decode_rows,
     encode_rows,
 )
@@ -209,6 +212,23 @@ def test_of_a_task_that_is_tried_twice_only_the_last_try_counts() -> None:
     stage.run()
 
 
+def test_a_full_snapshot_of_a_try_in_vain_lies_beside_the_one_that_counts() -> None:
+    stage = Stage(COUNTING)
+    for number in range(12):
+        stage.query.task_fails = int(number == 9)
+        stage.feed()
+        stage.run()
+    list(stage.query.maintain())
+    full = [name for name in stage.files.list("spark-0/state/0/0") if "/10_" in name and name.endswith(".zip")]
+    assert len(full) == 2
+    kept = files_at(stage.files.at("spark-0"), stage.query.batch, reads_gates=True)
+    assert len([name for name in full if name.removeprefix("spark-0/") in kept]) == 1
+    stage.restore()
+    stage.feed()
+    stage.run()
+    assert stage.handed_on() == dict.fromkeys(range(2), stage.rows)
+
+
 def test_state_that_lacks_a_file_is_not_loaded() -> None:
     for lost, said in ((".changelog", "changelog does not exist"), (".sst", "sst does not exist")):
         stage = Stage(COUNTING)
@@ -240,6 +260,29 @@ def test_a_query_that_runs_away_leaves_no_more_than_a_hundred_batches() -> None:
         numbers = [int(name) for name in files.names_in(f"spark/{log}") if name.isdigit()]
         assert (min(numbers), max(numbers)) == (49, 149)
     assert len([name for name in files.names_in(f"output/{METADATA}") if name.isdigit()]) == 150
+
+
+@pytest.mark.parametrize("kind", [StreamSource, TopicSource])
+def test_a_source_that_is_killed_at_any_step_reads_on_where_it_stood(
+    kind: Callable[[PlayedStream, int, int], PlayedSource],
+) -> None:
+    for steps in range(1, 25):
+        files, stream = Memory(), PlayedStream()
+        batches: list[int] = []
+        for number in range(5):
+            stream.append(PlayedRows(((0, number, number + 1),)))
+        for limit in (steps, 100):
+            query = PlayedQuery(files.at("spark"), files.at("output"), [kind(stream, 0, 2)], STATELESS)
+            batches += [query.batch for _ in range(limit) if query.step() is Step.COMMITTED]
+            stream.append(PlayedRows(((0, len(stream.files), len(stream.files) + 1),)))
+        names = [
+            name for batch in range(query.batch + 1) for name, _ in written_files(files.at("output"), batch, "append")
+        ]
+        rows = [decode_rows(files.read(f"output/{name}") or b"").ranges for name in names]
+        assert [first for each in rows for _, first, _ in each] == list(range(6)), steps
+        assert batches == list(range(query.batch + 1))
+        kept = files_at(files.at("spark"), query.batch, reads_gates=False)
+        assert "sources/0/0" in kept
 
 
 def test_rows_of_a_segment_that_is_gone_are_missed_by_the_state() -> None:

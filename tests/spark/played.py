@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
+import msgspec
 from pyspark.sql import DataFrame
 
 import tidegate as tg
@@ -32,8 +32,8 @@ from tidegate.sinks.contract import BoundSink, CommitAnswer, Committable, SinkPl
 from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.sinks.function import KINDS
 from tidegate.spark.definition import OutputMode
-from tidegate.spark.filelog import METADATA, StageSource, remove_file, write_log
-from tidegate.spark.output import batch_folder
+from tidegate.spark.filelog import StageSource, restart_source_logs, write_log
+from tidegate.spark.output import restore_output, written_files
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import (
@@ -45,13 +45,22 @@ from tidegate.storage.manifest import (
     TableAddress,
     encode_manifest,
 )
-
-pyarrow: Any = importlib.import_module("pyarrow")
-parquet: Any = importlib.import_module("pyarrow.parquet")
+from tidegate.storage.paths import RootPaths
+from tidegate.testing.played import (
+    GateSource,
+    Plan,
+    PlayedQuery,
+    PlayedRows,
+    PlayedSource,
+    PlayedStream,
+    Step,
+    TopicSource,
+)
 
 SCHEMA = "struct<id:bigint>"
 READ_STREAM = SourceStream("json", {"path": "in"})
 ON_DEMAND = CheckpointConfig(interval_ms=3_600_000)
+_BATCH = '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}'
 
 
 def entries(folder: Path) -> int:
@@ -118,67 +127,66 @@ class PlayedStore(NamedTuple):
     patience: Patience | None = None
 
 
+class Queries(msgspec.Struct, frozen=True):
+    """What stages do. `times_read`: how many sources of a query read each input of its stage."""
+
+    plans: dict[str, Plan] = {}
+    """Of those that do more than pass rows on."""
+    times_read: int = 1
+
+    def of(self, stage: str) -> Plan:
+        return self.plans.get(stage, Plan())
+
+
+_PASS_ON = Queries()
+
+
 class Played:
     """The query of one stage: each batch consumes one segment, if it reads any, and writes one file."""
 
-    def __init__(self, stage: RunningStage, checkpoint: Files, output: Files, template: Path) -> None:
+    def __init__(
+        self, stage: RunningStage, root: Files, checkpoint: Files, output: Files, gates: list[Files], plan: Plan
+    ) -> None:
+        """`gates`: one for each source of the query; none: it reads rows of its own."""
         self.stage = stage
         self.checkpoint = Path(checkpoint.location())
         self.output = Path(output.location())
-        self._files = (checkpoint, output)
-        self._template = template
-        self.batches = stage.progress.batch + 1
-        self.watermark_ms = 0
-        for log in ("offsets", "commits", "sources/0"):
-            (self.checkpoint / log).mkdir(parents=True)
+        self._files = output
+        self._stream = PlayedStream()
+        sources: list[PlayedSource] = [GateSource(gate, root, log, max_files=1) for log, gate in enumerate(gates)]
+        writes: Literal["files", "folders"] = "files" if stage.definition.output_mode == "append" else "folders"
+        plan = msgspec.structs.replace(plan, writes=writes, has_checksums=False)
+        self.query = PlayedQuery(checkpoint, output, sources or [TopicSource(self._stream)], plan)
+        if stage.progress.batch >= 0:
+            self._restore(checkpoint, stage.progress.batch, len(sources) or 1)
+
+    def _restore(self, checkpoint: Files, batch: int, sources: int) -> None:
+        """What a restore would bring of the last batch: here there is no snapshot."""
+        for number in (batch - 1, batch):
+            write_log(checkpoint, f"offsets/{number}", [_BATCH, '{"played":{"0":0}}'])
+        checkpoint.write(f"commits/{batch}", b'v2\n{"nextBatchWatermarkMs":0,"stateUniqueIds":{}}')
         checkpoint.write("metadata", b'{"id":"played"}')
-        (self.output / METADATA).mkdir(parents=True)
-        if self.batches:  # what a restore brings of the last batch
-            write_log(checkpoint, f"offsets/{stage.progress.batch}", [self._batch])
-            write_log(checkpoint, f"commits/{stage.progress.batch}", ['{"nextBatchWatermarkMs":0}'])
+        if self.stage.definition.inputs:
+            restart_source_logs(checkpoint, batch, [StageSource("", log) for log in range(sources)])
+        restore_output(self._files, batch)
 
     @property
-    def _batch(self) -> str:
-        return f'{{"batchWatermarkMs":{self.watermark_ms},"batchTimestampMs":1,"conf":{{}}}}'
+    def batches(self) -> int:
+        """How many it has run, in all generations."""
+        return max(self.stage.progress.batch, self.query.batch) + 1
 
-    def run_batch(self, consumed: Path | None = None) -> Path:
-        number = self.batches
-        path = self.output / f"part-{number:09d}.parquet"
-        if self.stage.definition.output_mode != "append":
-            path = self.output / batch_folder(number) / path.name
-            path.parent.mkdir()
-        if consumed is not None:
-            self.consume(0, number, consumed, number + 1)
-        self.write(path, f'{{"logOffset":{number}}}')
-        return path
+    def run_batch(self) -> Path:
+        """The next batch, which there must be. Returns the file that it has written."""
+        self.begin()
+        assert self.query.run_batch() is Step.COMMITTED, f"stage {self.stage.name!r} has nothing to read"
+        ((name, _),) = written_files(self._files, self.query.batch, self.stage.definition.output_mode)
+        return self.output / name
 
-    def consume(self, log: int, offset: int, consumed: Path, sequence: int) -> None:
-        """A source takes up a segment's file."""
-        entry = f'{{"path":"{consumed.as_uri()}","timestamp":{sequence},"batchId":{offset}}}'
-        write_log(self._files[0], f"sources/{log}/{offset}", [entry])
-
-    def write(self, path: Path, *sources: str) -> None:
-        """A batch that reads to these offsets writes one file, and is committed."""
-        os.link(self._template, path)
-        size = path.stat().st_size
-        entry = f'{{"path":"{path.as_uri()}","size":{size},"isDir":false,"modificationTime":1,'
-        entry += '"blockReplication":1,"blockSize":1,"action":"add"}'
-        self._commit([entry], sources)
-
-    def write_nothing(self, *sources: str) -> None:
-        """A batch that reads to these offsets, and writes no file."""
-        self._commit([], sources)
-
-    def _commit(self, entries: list[str], sources: tuple[str, ...]) -> None:
-        number = self.batches
-        checkpoint, output = self._files
-        write_log(checkpoint, f"offsets/{number}", [self._batch, *sources])
-        if self.stage.definition.output_mode == "append":
-            write_log(output, f"{METADATA}/{number}", entries)
-        write_log(checkpoint, f"commits/{number}", ['{"nextBatchWatermarkMs":0}'])
-        for log in ("offsets", "commits"):  # as Spark does
-            remove_file(checkpoint, f"{log}/{number - 100}")
-        self.batches += 1
+    def begin(self) -> None:
+        """Have something to read, if it is a source."""
+        if not self.stage.definition.inputs:
+            number = len(self._stream.files)
+            self._stream.append(PlayedRows(((0, number, number + 1),)))
 
 
 class PlayedPipeline:
@@ -188,19 +196,19 @@ class PlayedPipeline:
         self,
         folder: Path,
         output_mode: OutputMode = "append",
-        times_read: int = 1,
         after_batches: int = 0,
         config: CheckpointConfig = ON_DEMAND,
         address: TableAddress | None = None,
         bounds: Bounds | None = None,
-        with_event_time: Collection[str] = (),
+        queries: Queries = _PASS_ON,
         store: PlayedStore | None = None,
         *,
         may_commit: bool = True,
     ) -> None:
-        """`times_read`: how many sources of a stage read its input. `after_batches`: how many it has run already.
+        """`after_batches`: how many each stage has run already.
 
-        `address`: what its manifests say that the sink writes to, if it is not what it does write to.
+        `address`: what its manifests say that the sink writes to, if it is not what it does write to. `may_commit`:
+        else its table is late from the start, also with what the generation starts from.
         """
         folder.mkdir(parents=True, exist_ok=True)
         # A function's rows are staged in the root.
@@ -233,7 +241,7 @@ class PlayedPipeline:
                 SCHEMA,
                 None if each.sink is None else address or address_of(sink),
                 () if each.inputs else (READ_STREAM,),
-                has_event_time=each.name in with_event_time,
+                has_event_time=queries.of(each.name).holds_back,
             )
             for each in definitions
         }
@@ -247,9 +255,7 @@ class PlayedPipeline:
         self.generation = Generation(
             definitions, ground, config, sinks, bounds, launch=self._launch, patience=store.patience
         )
-        self._times_read = times_read
-        self._template = folder / "template.parquet"
-        parquet.write_table(pyarrow.table({"id": [1]}), self._template)
+        self._queries = queries
         self.played: dict[str, Played] = {}
         self.generation.poll()
 
@@ -257,8 +263,11 @@ class PlayedPipeline:
         for name, stage in generation.stages.items():
             checkpoint = self.generation.checkpoint_of(stage.definition)
             output = self.generation.output_of(stage.definition)
-            self.played[name] = Played(stage, checkpoint, output, self._template)
-            sources = [StageSource(each, log) for each in stage.definition.inputs for log in range(self._times_read)]
+            sources = [
+                StageSource(each, log) for each in stage.definition.inputs for log in range(self._queries.times_read)
+            ]
+            gates = [self.root.store.at(RootPaths.gate(generation.generation, name, each.input)) for each in sources]
+            self.played[name] = Played(stage, self.root.store, checkpoint, output, gates, self._queries.of(name))
             stage.open_gates(sources)
 
     def _complete(self, first: Opened, batches: int, shape: dict[str, StageShape]) -> None:
@@ -300,11 +309,13 @@ class PlayedPipeline:
         )
         assert self.root.decisions.create(record)
 
-    def one_batch_each(self) -> None:
-        path = None
-        for played in self.played.values():
-            path = played.run_batch(path)
+    def one_batch_each(self) -> dict[str, Path]:
+        """Returns the file that each stage has written."""
+        written: dict[str, Path] = {}
+        for name, played in self.played.items():
+            written[name] = played.run_batch()
             self.generation.poll()
+        return written
 
     def checkpoint(self) -> None:
         """Take one, and wait until it is visible and cleaned up after."""
@@ -336,7 +347,8 @@ class PlayedPipeline:
         for name in ("manifests", "snapshots"):
             sizes[name] = entries(folder / "generations" / f"{self.generation.generation:06d}" / name)
         for name, played in self.played.items():
-            sizes[f"source log of {name}"] = entries(played.checkpoint / "sources")
+            if played.stage.definition.inputs:  # that of a user's source is Spark's own
+                sizes[f"source log of {name}"] = entries(played.checkpoint / "sources")
             sizes[f"output of {name}"] = entries(played.output)
             for each, gate in played.stage.inputs.gates.items():
                 sizes[f"gate from {each} to {name}"] = entries(Path(gate.files.location()))
@@ -368,11 +380,10 @@ def count_held(value: object, path: str, counts: Counter[str], seen: set[int]) -
 def played(
     folder: Path,
     output_mode: OutputMode = "append",
-    times_read: int = 1,
     after_batches: int = 0,
     config: CheckpointConfig = ON_DEMAND,
     bounds: Bounds | None = None,
-    with_event_time: Collection[str] = (),
+    queries: Queries = _PASS_ON,
     store: PlayedStore | None = None,
     *,
     may_commit: bool = True,
@@ -380,11 +391,10 @@ def played(
     pipeline = PlayedPipeline(
         folder,
         output_mode,
-        times_read,
         after_batches,
         config,
         bounds=bounds,
-        with_event_time=with_event_time,
+        queries=queries,
         store=store,
         may_commit=may_commit,
     )

@@ -21,9 +21,11 @@ from tests.cli.strict import told
 from tests.spark.harness import at_most, run_to_end, stream, table_rows, write_input
 from tidegate.cli.answers import EndedEvent, RestartingEvent
 from tidegate.cli.view import JsonView
-from tidegate.engine import planning, stage
+from tidegate.engine import planning
 from tidegate.engine.run import run_pipeline
+from tidegate.engine.stage import running
 from tidegate.engine.status import RunStatus
+from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavailable
 from tidegate.spark.gate import Gate
 from tidegate.spark.output import remove_output
@@ -133,19 +135,28 @@ def test_files_that_cannot_be_used_are_failures_like_others(
         flush(gate)
 
     def remove_from_a_broken_disk(files: Files, name: str) -> None:
-        monkeypatch.setattr(stage, "remove_output", remove_output)
+        monkeypatch.setattr(running, "remove_output", remove_output)
         raise OSError(errno.EIO, os.strerror(errno.EIO), files.location(name))
 
+    look_after = TableUpkeep.poll
+
+    def look_after_a_broken_disk(upkeep: TableUpkeep, now_ms: int) -> None:
+        if "stays staged" in caplog.text:
+            monkeypatch.setattr(TableUpkeep, "poll", look_after)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(table))
+        look_after(upkeep, now_ms)
+
     monkeypatch.setattr(Gate, "flush", flush_on_a_full_disk)
-    monkeypatch.setattr(stage, "remove_output", remove_from_a_broken_disk)
+    monkeypatch.setattr(running, "remove_output", remove_from_a_broken_disk)
+    monkeypatch.setattr(TableUpkeep, "poll", look_after_a_broken_disk)
     with caplog.at_level(logging.WARNING, "tidegate"):
         run_to_end(pipeline, root, spark, restarts=2, restart_pause="10ms", view=at_most(120))
     told = [each.getMessage() for each in caplog.records if "restarting" in each.getMessage()]
     assert len(told) == 2
     assert re.match(r"stage '\w+' failed: /.*/gates/\w+: No space left on device \(.* MB free .*; restarting", told[0])
-    assert re.match(
-        r"what the run keeps in files cannot be used: /.*/table/_tidegate/.*: Input/output error; .*restarting", told[1]
-    )
+    assert re.match(r"what the run keeps in files cannot be used: /.*/table: Input/output error; .*restarting", told[1])
+    (dropped,) = [each.getMessage() for each in caplog.records if "stays staged" in each.getMessage()]
+    assert re.match(r"stage table: what its table shows stays .*: /.*/table/_tidegate/.*: Input/output error", dropped)
     assert table_rows(table, ["id", "value"]) == {(each, each): 1 for each in range(100)}
 
     # A real one, that is there when the run opens: told at once.

@@ -19,6 +19,7 @@ import tidegate as tg
 from tests.spark.harness import as_rows, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import CheckpointNotVisible, InvalidPipeline, NoRoot, StageFailed, TidegateError, UnknownCheckpoint
+from tidegate.flows.requests import Patience
 from tidegate.protocol.commit import CommitPermit
 from tidegate.sinks.contract import CommitAnswer, Committable, Sink, SinkPlace
 from tidegate.sinks.delta.bound import BoundDeltaTable
@@ -161,7 +162,7 @@ def test_a_function_that_fails_is_called_again_with_the_same_epoch_and_rows(
 def test_a_function_that_always_fails_ends_the_run_with_the_sinks_name_and_the_cause(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.engine.generation._SINK_TRIES", 3)
+    monkeypatch.setattr("tidegate.engine.generation.Patience", lambda: Patience(sink_tries=3))
 
     def fail(rows: DataFrame, epoch: int) -> None:  # noqa: ARG001
         raise ConnectionError("the other side is not there")
@@ -260,7 +261,7 @@ class BoundLate(BoundDeltaTable):
 def test_a_checkpoint_that_a_table_does_not_show_yet_is_not_read(
     tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tidegate.engine.generation._SINK_TRIES", 2)
+    monkeypatch.setattr("tidegate.engine.generation.Patience", lambda: Patience(sink_tries=2))
     pipeline = two_tables(tmp_path, Late)
     write_input(tmp_path / "in", 4, 10)
     run_to_end(pipeline, tmp_path / "root", spark)

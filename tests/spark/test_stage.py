@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from tests.spark.played import Played, PlayedPipeline, played
+from tests.spark.played import Played, PlayedPipeline, Queries, played
 from tidegate.engine import generation
 from tidegate.engine.options import Bounds
 from tidegate.engine.stage.running import RunningStage
@@ -24,6 +24,7 @@ from tidegate.sinks.contract import decode_committable
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
+from tidegate.testing.played import Plan, Step
 
 
 def waiting(*, is_active: bool = True, message: str = "Waiting for data to arrive") -> Any:
@@ -33,28 +34,28 @@ def waiting(*, is_active: bool = True, message: str = "Waiting for data to arriv
 
 
 def test_a_segment_that_one_of_two_sources_has_consumed_is_not_consumed(tmp_path: Path) -> None:
-    """A join of an input with itself: the segment arrived after the second source had looked. There is no cut there:
+    """A join of an input with itself: the segment arrived after the first source had looked. There is no cut there:
     restored from it, one side of the join would lose the segment, or the other would see it twice."""
 
     def poll(pipeline: PlayedPipeline) -> None:
         for _ in range(5):
             pipeline.generation.poll()
 
-    with played(tmp_path, times_read=2) as pipeline:
-        segment = pipeline.played["rows"].run_batch()
-        poll(pipeline)
+    with played(tmp_path, queries=Queries(times_read=2)) as pipeline:
         stage = pipeline.generation.stages["middle"]
         joined = pipeline.played["middle"]
-        joined.consume(0, 0, segment, 1)
-        joined.write(joined.output / "part-0.parquet", '{"logOffset":0}', "-")
+        while joined.query.step() is not Step.LOOKED:
+            pass
+        pipeline.played["rows"].run_batch()
+        poll(pipeline)
+        joined.run_batch()
         checkpoint_id = pipeline.generation.trigger()
         pipeline.poll_until(lambda: stage.part_of(checkpoint_id, 0).progress == "catching_up")
         poll(pipeline)
         assert stage.part_of(checkpoint_id, 0).progress == "catching_up"
         assert stage.progress.batch == -1
         assert stage.channel.sequence == 0
-        joined.consume(1, 0, segment, 1)
-        joined.write(joined.output / "part-1.parquet", '{"logOffset":0}', '{"logOffset":0}')
+        joined.run_batch()
         poll(pipeline)
         assert stage.progress.batch == 1
         assert stage.channel.sequence == 2
@@ -68,23 +69,22 @@ def test_a_checkpoint_under_way_keeps_its_files_while_another_is_cleaned_up_afte
         pipeline.one_batch_each()
         pipeline.checkpoint()
         pipeline.table.may_commit.clear()
-        pipeline.one_batch_each()
-        consumed = pipeline.played["rows"].output / "part-000000001.parquet"
+        consumed = pipeline.one_batch_each()["rows"]
         slow = generation.trigger()
         pipeline.poll_until(lambda: generation.completed(slow))
-        written: list[Path] = []
         under_way: list[int] = []
         for _ in range(2):  # the source has done its part of both when the clean-up begins
-            written += [pipeline.played["rows"].run_batch() for _ in range(3)]
+            for _ in range(3):
+                pipeline.played["rows"].run_batch()
             generation.poll()
             under_way.append(generation.trigger())
             pipeline.poll_until(lambda: "rows" not in generation.coordinator.missing(under_way[-1]))
         pipeline.table.may_commit.set()
         pipeline.poll_until(lambda: pipeline.table.batches == [0, 1] and not consumed.exists())
-        for path in written:
-            handed_on = pipeline.played["middle"].run_batch(path)
+        for _ in range(6):
+            pipeline.played["middle"].run_batch()
             generation.poll()
-            pipeline.played["table"].run_batch(handed_on)
+            pipeline.played["table"].run_batch()
             generation.poll()
         pipeline.poll_until(lambda: generation.completed(under_way[1]))
         log = pipeline.root.decisions.read()
@@ -137,7 +137,7 @@ def test_what_is_wrong_with_the_files_of_a_query_fails_its_stage(tmp_path: Path)
         written = pipeline.played["rows"].run_batch()
         written.unlink()
         written.write_bytes(b"torn")
-        with pytest.raises(StageFailed, match=r"'rows' failed: .*part-000000000.parquet is no whole Parquet file"):
+        with pytest.raises(StageFailed, match=r"'rows' failed: .*part-00000-[^/]*.parquet is no whole Parquet file"):
             pipeline.generation.poll()
 
 
@@ -176,34 +176,35 @@ def test_a_source_may_end_when_all_that_is_available_is_consumed_but_not_within_
 
 
 def after_one_batch(pipeline: PlayedPipeline) -> tuple[RunningStage, Played]:
-    """The stage in the middle, and its query, when they have done all there is to do."""
-    pipeline.one_batch_each()
-    for _ in range(3):
+    """The stage in the middle, and its query, which has read all there is."""
+    for name in ("rows", "middle"):
+        pipeline.played[name].run_batch()
         pipeline.generation.poll()
     return pipeline.generation.stages["middle"], pipeline.played["middle"]
 
 
 def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) -> None:
     """Such as one without data, which a watermark that has moved makes Spark run."""
-    with played(tmp_path) as pipeline:
+    with played(tmp_path, queries=Queries({"middle": Plan(has_state=True, holds_back=True)})) as pipeline:
         stage, spark = after_one_batch(pipeline)
         stage.progress.query = waiting()
         idle = [stage.progress.is_idle]
-        spark.write(spark.output / "late.parquet", '{"logOffset":0}')
+        spark.run_batch()
         idle.append(stage.progress.is_idle)
         pipeline.generation.poll()
         assert [*idle, stage.progress.is_idle] == [True, False, True]
+        assert stage.channel.sequence == 1
 
 
 def test_a_query_that_never_waits_is_done_when_its_batches_are_in_vain(tmp_path: Path) -> None:
     """Timers in processing time make Spark run one batch after the other."""
-    with played(tmp_path) as pipeline:
+    with played(tmp_path, queries=Queries({"middle": Plan(has_timers=True)})) as pipeline:
         stage, spark = after_one_batch(pipeline)
         stage.progress.query = waiting(message="Processing new data")
         useful = stage.progress.last_useful_batch
         idle = [stage.progress.is_idle]
         for _ in range(3):
-            spark.write_nothing('{"logOffset":0}')
+            spark.run_batch()
             pipeline.generation.poll()
             idle.append(stage.progress.is_idle)
         assert idle == [False, False, False, True]
@@ -215,9 +216,9 @@ def test_a_segment_that_was_deleted_while_it_was_read_fails_the_stage(tmp_path: 
     with played(tmp_path) as pipeline:
         written = pipeline.played["rows"].run_batch()
         pipeline.generation.poll()
-        pipeline.played["middle"].run_batch(written)
+        pipeline.played["middle"].run_batch()
         written.unlink()
-        with pytest.raises(StageFailed, match=r"'middle' failed: .*part-000000000.parquet is gone"):
+        with pytest.raises(StageFailed, match=r"'middle' failed: .*part-00000-[^/]*.parquet is gone"):
             pipeline.generation.poll()
 
 

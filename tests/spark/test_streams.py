@@ -139,17 +139,31 @@ def test_topics_are_watched_while_they_are_read(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_a_source_first_stood_is_found_in_whichever_attempt_has_it(tmp_path: Path) -> None:
     paths = RootPaths(tmp_path)
-    keep_first_position(Folder(tmp_path), 1, "rows", (kafka(),))
+    keep_first_position(Folder(tmp_path), 1, "rows", (kafka(),), relied_on=0)
     for attempt in (2, 3):
         log = paths.absolute(paths.spark_checkpoint(1, "rows", attempt)) / "sources" / "0"
         log.mkdir(parents=True)
         (log / "0").write_text('v1\n{"a":{"0":7}}', encoding="utf-8")
-    first = first_position(Folder(tmp_path), 3, "rows")
+    first = first_position(Folder(tmp_path), 3, "rows", relied_on=0)
     assert first is not None
     assert (len(first.files), first.streams) == (1, (kafka(),))
-    keep_first_position(Folder(tmp_path), 3, "rows", (kafka(),))
+    keep_first_position(Folder(tmp_path), 3, "rows", (kafka(),), relied_on=0)
     kept = paths.absolute(paths.spark_checkpoint(3, "rows")) / "sources" / "0" / "0"
     assert kept.read_text(encoding="utf-8") == 'v1\n{"a":{"0":7}}'
+
+
+def test_where_a_source_first_stood_is_needed_only_where_a_checkpoint_goes_by_it(tmp_path: Path) -> None:
+    root, paths = Folder(tmp_path), RootPaths(tmp_path)
+    for generation in (1, 2):
+        keep_first_position(root, generation, "rows", (kafka(),), relied_on=0)
+        root.write(f"{paths.spark_checkpoint(generation, 'rows')}/sources/0/0", b'v1\n{"a":{"0":7}}')
+    for torn in (paths.source_streams(2, "rows"), f"{paths.spark_checkpoint(2, 'rows')}/sources/0/0"):
+        root.write(torn, b"v1\n{")
+        first = first_position(root, 3, "rows", relied_on=1)
+        assert first is not None
+        assert first.files[0].startswith("generations/000001/")
+    with pytest.raises(RecoveryRefused, match=r"what source 'rows' read .* cannot be told: .*/streams.json cannot"):
+        first_position(root, 3, "rows", relied_on=2)
 
 
 # -- of real streams --------------------------------------------------------------------------------

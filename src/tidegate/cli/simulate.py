@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -18,7 +19,7 @@ from tidegate.cli.options import AsJson
 from tidegate.cli.speech import say
 
 if TYPE_CHECKING:
-    from tidegate.testing.simulator import Outcome
+    from tidegate.testing.simulator import Dag, Outcome
 
 _CHUNK = 25
 
@@ -58,6 +59,9 @@ def simulate_command(
     first: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     seed: Annotated[int | None, typer.Option(min=0, help="Replay this one seed, with all that happens.")] = None,
     jobs: Annotated[int, typer.Option(min=0, help="Processes; 0 means one per core.")] = 0,
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Run all that runs, but for Spark and tables, over files in memory.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the checkpoint protocol on simulated clusters full of faults, and check every guarantee.
@@ -66,13 +70,18 @@ def simulate_command(
     changes of leader, old leaders that come back, and a store that fails, also after having written. A seed
     that breaks a guarantee is printed with the command that replays it. Exits with 1 if there was one.
 
+    With --whole the queries are not simulated but played, file by file as Spark writes them, and everything
+    else is what runs: a root in memory, its snapshots, gates, restore and cleaning up, with kills between any
+    two calls of its files. That takes longer for each seed.
+
     Example: tidegate simulate --seeds 5000
+    Example: tidegate simulate --whole --seeds 200
     """
     if seed is not None:
-        _replay(seed, as_json)
+        _replay(seed, as_json, whole=whole)
         return
     started = time.monotonic()
-    tally = _search(first, seeds, jobs or os.cpu_count() or 1, quiet=as_json)
+    tally = _search(first, seeds, jobs or os.cpu_count() or 1, whole=whole, quiet=as_json)
     seconds = time.monotonic() - started
     if as_json:
         found = {**msgspec.structs.asdict(tally), "failures": tuple(tally.failures)}
@@ -83,17 +92,27 @@ def simulate_command(
         raise typer.Exit(1)
 
 
-def run_chunk(first: int, count: int) -> Tally:
-    """Run some seeds in this process."""
-    from tidegate.testing.simulator import simulate  # other commands need not wait for it
+def _simulator(*, whole: bool) -> Callable[..., Outcome]:
+    """Other commands need not wait for it, nor one of the two for the other."""
+    if whole:
+        from tidegate.testing.simulator.whole import simulate_whole
 
+        return simulate_whole
+    from tidegate.testing.simulator import simulate
+
+    return simulate
+
+
+def run_chunk(first: int, count: int, *, whole: bool = False) -> Tally:
+    """Run some seeds in this process."""
+    run = _simulator(whole=whole)
     tally = Tally()
     for seed in range(first, first + count):
-        tally.add(simulate(seed))
+        tally.add(run(seed))
     return tally
 
 
-def _search(first: int, seeds: int, jobs: int, *, quiet: bool) -> Tally:
+def _search(first: int, seeds: int, jobs: int, *, whole: bool, quiet: bool) -> Tally:
     total = Tally()
     columns = (
         TextColumn("simulating"),
@@ -104,22 +123,22 @@ def _search(first: int, seeds: int, jobs: int, *, quiet: bool) -> Tally:
     )
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
         task = progress.add_task("seeds", total=seeds, found="")
-        for tally in _tallies(first, seeds, jobs):
+        for tally in _tallies(first, seeds, jobs, whole=whole):
             total.merge(tally)
             found = f"[red]{len(total.failures)} failed" if total.failures else ""
             progress.update(task, completed=total.seeds, found=found)
     return total
 
 
-def _tallies(first: int, seeds: int, jobs: int) -> Iterator[Tally]:
+def _tallies(first: int, seeds: int, jobs: int, *, whole: bool) -> Iterator[Tally]:
     chunks = [(start, min(_CHUNK, first + seeds - start)) for start in range(first, first + seeds, _CHUNK)]
     if jobs == 1 or len(chunks) == 1:
-        yield from (run_chunk(start, count) for start, count in chunks)
+        yield from (run_chunk(start, count, whole=whole) for start, count in chunks)
         return
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(run_chunk, *zip(*chunks, strict=True))
+        yield from pool.map(partial(run_chunk, whole=whole), *zip(*chunks, strict=True))
 
 
 def _print_tally(tally: Tally, seconds: float) -> None:
@@ -143,23 +162,35 @@ def _print_tally(tally: Tally, seconds: float) -> None:
         console.print("[green]nothing lost, nothing twice, every guarantee held")
 
 
-def _replay(seed: int, as_json: bool) -> None:
-    from tidegate.testing.simulator import random_scenario, simulate
-
-    outcome = simulate(seed, trace=True)
+def _replay(seed: int, as_json: bool, *, whole: bool) -> None:
+    outcome = _simulator(whole=whole)(seed, trace=True)
     if as_json:
         say(ReplayAnswer(seed=seed, failure=outcome.failure, steps=outcome.steps, trace=tuple(outcome.trace)))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        scenario = random_scenario(seed)
-        shape = ", ".join(
-            f"{name} ← {' + '.join(spec.inputs)}" if spec.inputs else name for name, spec in scenario.dag.stages.items()
-        )
-        console.print(f"seed {seed}: {shape}, on {scenario.instances} instance(s)", markup=False)
-        console.print(f"rows: {scenario.rows}; {scenario.config}; {scenario.faults}", markup=False)
-        for line in outcome.trace:
+        for line in (*_told_of(seed, whole=whole), *outcome.trace):
             console.print(line, markup=False)
         verdict = f"[red]{escape(outcome.failure)}" if outcome.failure else "[green]every guarantee held"
         console.print(verdict)
     if outcome.failure:
         raise typer.Exit(1)
+
+
+def _told_of(seed: int, *, whole: bool) -> tuple[str, str]:
+    """What the seed has decided before anything happens."""
+    if whole:
+        from tidegate.testing.simulator.whole import random_whole_scenario
+
+        played = random_whole_scenario(seed)
+        where = f"on {played.drivers} driver(s)"
+        return _shape(seed, played.dag, where), repr(played)
+    from tidegate.testing.simulator import random_scenario
+
+    scenario = random_scenario(seed)
+    where = f"on {scenario.instances} instance(s)"
+    return _shape(seed, scenario.dag, where), f"rows: {scenario.rows}; {scenario.config}; {scenario.faults}"
+
+
+def _shape(seed: int, dag: Dag, where: str) -> str:
+    stages = (f"{name} ← {' + '.join(spec.inputs)}" if spec.inputs else name for name, spec in dag.stages.items())
+    return f"seed {seed}: {', '.join(stages)}, {where}"

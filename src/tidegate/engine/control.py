@@ -16,7 +16,6 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeGuard
 
 import msgspec
 
+from tidegate.engine.carrier import Clock
 from tidegate.engine.requests import (
     ANSWER,
     REQUEST,
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tidegate")
 
-_WRITE_EVERY_S: Final = 1.0
+_WRITE_EVERY_MS: Final = 1_000
 _LOOK_EVERY_S: Final = 0.2
-_FORGET_ANSWERS_AFTER_S: Final = 60.0
+_FORGET_ANSWERS_AFTER_MS: Final = 60_000
 # How long the end of a run waits for its last words to be written.
 _LAST_WORDS_S: Final = 30.0
 _LAST_WORDS_WHEN_INTERRUPTED_S: Final = 5.0
@@ -72,10 +72,21 @@ _SPARK_SPEAKS: Final = ("starting_spark", "fetching_packages", "making_session")
 class Remote:
     """Of one run: as a context, from when it has the root until it gives it up. For the control thread."""
 
-    def __init__(self, files: Files, pipeline: str, lock: RootLock, on_stop: Callable[[], None] | None = None) -> None:
-        """`on_stop` is called, on another thread, when somebody asks the run to stop."""
-        self._observer = Observer(pipeline)
-        self._desk = Desk(files, lock, on_stop or _ignore)
+    def __init__(
+        self,
+        files: Files,
+        pipeline: str,
+        lock: RootLock,
+        on_stop: Callable[[], None] | None = None,
+        *,
+        clock: Clock | None = None,
+        desk: Callable[[Files, RootLock, Callable[[], None], Clock], Desk] | None = None,
+    ) -> None:
+        """`on_stop` is called, on another thread, when somebody asks the run to stop. `desk`: one that is worked at
+        otherwise than on a thread of its own."""
+        clock = Clock() if clock is None else clock
+        self._observer = Observer(pipeline, clock)
+        self._desk = (desk or Desk)(files, lock, on_stop or _ignore, clock)
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0
@@ -210,19 +221,20 @@ class Desk:
     `say`, `asked` and `answer` are for the control thread, and never wait. All else happens in `round`.
     """
 
-    def __init__(self, files: Files, lock: RootLock, on_stop: Callable[[], None]) -> None:
+    def __init__(self, files: Files, lock: RootLock, on_stop: Callable[[], None], clock: Clock) -> None:
         self._files = files
         self._lock = lock
         self._on_stop = on_stop
+        self._clock = clock
         self._status_files = StatusFiles(files)
         self._said: RunStatus | None = None
         self._is_urgent = False
         self._written: RunStatus | None = None
-        self._written_s = 0.0
+        self._written_ms: int | None = None
         self._asked: SimpleQueue[tuple[str, Request]] = SimpleQueue()
         self._answers: SimpleQueue[tuple[str, Answer]] = SimpleQueue()
         self._open: dict[str, Request] = {}
-        self._answered: dict[str, float] = {}
+        self._answered: dict[str, int] = {}
         # No event: a signal that interrupts the control thread inside of one could leave it locked.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_closing = False
@@ -232,6 +244,9 @@ class Desk:
 
     def open(self, status: RunStatus) -> None:
         self.say(status, at_once=True)
+        self._start_working()
+
+    def _start_working(self) -> None:
         self._thread = threading.Thread(target=self._work, name="tidegate-desk", daemon=True)
         self._thread.start()
 
@@ -254,10 +269,14 @@ class Desk:
 
     def close(self, last: RunStatus | None, patience_s: float) -> None:
         """Say how the run has ended, to everybody who waits for something; None: say nothing."""
-        if self._thread is None:
-            return
         self._said, self._is_urgent = last, last is not None
         self._is_closing = True
+        self._end_working(patience_s)
+
+    def _end_working(self, patience_s: float) -> None:
+        """Do a last round, and wait for that."""
+        if self._thread is None:
+            return
         self._bell.put(None)
         self._thread.join(patience_s)
         if self._thread.is_alive():
@@ -267,8 +286,7 @@ class Desk:
     # -- on its own thread ------------------------------------------------------------------------
 
     def _work(self) -> None:
-        self._status_files.make_reserve()
-        self._guarded(self._forget_older)
+        self.begin()
         while True:
             is_last = self._is_closing  # before the round: what was handed over until now is in it
             self.round(is_last=is_last)
@@ -276,6 +294,10 @@ class Desk:
                 return
             with suppress(Empty):
                 self._bell.get(timeout=_LOOK_EVERY_S)
+
+    def begin(self) -> None:
+        self._status_files.make_reserve()
+        self._guarded(self._forget_older)
 
     def round(self, *, is_last: bool = False) -> None:
         """Do all that there is to do."""
@@ -300,13 +322,16 @@ class Desk:
 
     def _write_status(self) -> None:
         is_urgent, self._is_urgent = self._is_urgent, False  # before it is looked at what was said
-        said, now = self._said, time.monotonic()
-        if said is None or said is self._written or (now - self._written_s < _WRITE_EVERY_S and not is_urgent):
+        said, now_ms = self._said, self._clock.now_ms
+        if said is None or said is self._written or (self._has_just_written(now_ms) and not is_urgent):
             return
-        self._written_s, self._written = now, said
+        self._written_ms, self._written = now_ms, said
         with suppress(OSError):
             self._lock.take_if_free()  # a run that took over holds it once the other one is gone
         self._status_files.write(said)
+
+    def _has_just_written(self, now_ms: int) -> bool:
+        return self._written_ms is not None and now_ms - self._written_ms < _WRITE_EVERY_MS
 
     def _take_up(self) -> None:
         found = [
@@ -319,9 +344,9 @@ class Desk:
                 data = self._files.read(_files_of(name)[0])
                 if data is not None:  # else its asker has given up
                     self._take(name, data)
-        now = time.monotonic()
-        for name, answered_s in tuple(self._answered.items()):
-            if now - answered_s > _FORGET_ANSWERS_AFTER_S:  # its asker is dead, or has removed both
+        now_ms = self._clock.now_ms
+        for name, answered_ms in tuple(self._answered.items()):
+            if now_ms - answered_ms > _FORGET_ANSWERS_AFTER_MS:  # its asker is dead, or has removed both
                 del self._answered[name]
                 self._files.delete(_files_of(name))
 
@@ -330,7 +355,7 @@ class Desk:
             request = decode_request(data)
         except RequestFailed as error:
             self._answers.put((name, Answer("refused", str(error))))
-            self._answered[name] = time.monotonic()
+            self._answered[name] = self._clock.now_ms
             return
         self._open[name] = request
         if isinstance(request, StopRun):
@@ -340,9 +365,8 @@ class Desk:
             self._asked.put((name, request))
 
     def _write_answers(self) -> None:
-        with suppress(Empty):
-            while True:
-                self._write_answer(*self._answers.get_nowait())
+        for _ in range(self._answers.qsize()):  # not those that are put back
+            self._write_answer(*self._answers.get_nowait())
 
     def _answer_all(self) -> None:
         """The run has ended: nothing more comes of what is still open."""
@@ -357,13 +381,14 @@ class Desk:
     def _write_answer(self, name: str, answer: Answer) -> None:
         if answer.outcome != "heard":
             self._open.pop(name, None)
-            self._answered[name] = time.monotonic()
+            self._answered[name] = self._clock.now_ms
         request_name, answer_name = _files_of(name)
         try:
             if self._files.exists(request_name):  # else its asker waits no more
                 self._files.write(answer_name, msgspec.json.encode(answer))
         except StoreUnavailable as error:
-            _log.warning("a request could not be answered: %s", error)
+            _log.debug("a request could not be answered, and is in the next round: %s", error)
+            self._answers.put((name, answer))
 
 
 def _files_of(name: str) -> list[str]:

@@ -112,7 +112,8 @@ def lay_out(
     if stage.start is not None:
         restore_checkpoint(root, stage.start.files, checkpoint, name)
     if cut is None and not definition.inputs:
-        keep_first_position(root, generation.generation, name, generation.shape[name].streams)
+        streams = generation.shape[name].streams
+        keep_first_position(root, generation.generation, name, streams, relied_on=generation.base_generation)
     elif cut is not None and definition.inputs:
         restart_source_logs(checkpoint, cut, sources)
     reached(Step.STAGE_RESTORED)

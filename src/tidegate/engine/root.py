@@ -14,6 +14,7 @@ from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
     PipelineChanged,
+    StoreUnavailable,
 )
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
@@ -33,13 +34,13 @@ _log = logging.getLogger("tidegate")
 class Root:
     """A root that this process may open generations on."""
 
-    def __init__(self, place: Path | Files, pipeline: str, *, fsync: bool = True) -> None:
-        """`place`: a folder, or files of any other kind."""
+    def __init__(self, place: Path | Files, pipeline: str, *, fsync: bool = True, root_id: str | None = None) -> None:
+        """`place`: a folder, or files of any other kind. `root_id`: of a root that is made now."""
         self.pipeline = pipeline
         self.store: Files = Folder(place, fsync=fsync) if isinstance(place, Path) else place
         self.store.forget_unwritten()
         self.decisions = StoredDecisions(self.store)
-        self.id = self._claim_root(uuid.uuid4().hex)
+        self.id = self._claim_root(root_id or uuid.uuid4().hex)
 
     def _claim_root(self, root_id: str) -> str:
         """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
@@ -51,7 +52,11 @@ class Root:
                 )
             self.store.create(RootPaths.PIPELINE, owner_record(RootOwner(self.pipeline, root_id)))
             # Another run may have been first.
-            owner = read_owner(self.store) or RootOwner(self.pipeline, root_id)
+            owner = read_owner(self.store)
+            if owner is None:
+                raise StoreUnavailable(
+                    f"{self.store.location(RootPaths.PIPELINE)} was written and is not there; start again"
+                )
         if owner.pipeline != self.pipeline:
             raise ForeignRoot(
                 f"{self.store.location()} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this "
@@ -138,12 +143,13 @@ def check_sources(
     Where no checkpoint has seen a batch of a source, it goes on from where it first stood, if that is known.
     """
     known = dict(shape)
+    relied_on = 0 if base is None else base.generation
     for name, now in shape.items():
         if now.inputs:
             continue
         if base is not None and base.stages[name].cut is not None:
             then, since = base.shape[name].streams, f"at {checkpoint_name(base.checkpoint_id)}"
-        elif (first := first_position(root, generation, name)) is not None:
+        elif (first := first_position(root, generation, name, relied_on=relied_on)) is not None:
             then, since = first.streams, "when it first started"
         else:
             known[name] = msgspec.structs.replace(now, streams=tuple(map(existing, now.streams)))

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from tidegate.engine.control import Remote
+from tidegate.engine.ending import Ending
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import Launch
@@ -35,7 +36,6 @@ from tidegate.engine.status import RunStatus, StartingStep, StepName, now
 from tidegate.engine.stopping import Stop, stopping_by
 from tidegate.engine.tables import address_of, bound, check_goes_on, goes_on_from_rows
 from tidegate.errors import (
-    CheckpointError,
     CheckpointsFailed,
     ConflictingRows,
     DataLost,
@@ -52,7 +52,6 @@ from tidegate.errors import (
 from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
-from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, ProbingSink, SinkPlace
 from tidegate.spark.definition import StageDefinition
@@ -265,7 +264,6 @@ class _Run:
             try:
                 generation = self._told(self._open)
                 self._newest_generation = generation.generation
-                self._waited_at: dict[str, int] = {}
                 self._told(self._drive, generation)
                 return
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
@@ -408,7 +406,7 @@ class _Run:
 
     def _drive_to_the_end(self, generation: Generation) -> None:
         looked = 0.0
-        last: int | None = None
+        ending = Ending(generation)
         while True:
             self._rounds.doing("busy with what Spark has committed, with checkpoints and with the files of both")
             generation.poll()
@@ -421,16 +419,13 @@ class _Run:
                 self._watch.check(generation.shape)
                 self._rounds.doing("busy with showing what it does")
                 self._show(generation)
-                if last is None and self._options.available_now and self._has_consumed_all(generation):
-                    last = self._last_checkpoint(generation)
-            if last is None and self._stop.wanted:
-                last = self._last_checkpoint(generation)
-            if last is not None:
-                if generation.is_settled and generation.completed(last):
-                    self._show(generation)
-                    return
-                if not generation.is_under_way(last) and not generation.completed(last):
-                    last = None  # it was aborted: take another
+                if not ending.is_begun and self._options.available_now and ending.has_consumed_all():
+                    ending.begin()
+            if self._stop.wanted:
+                ending.begin()
+            if ending.is_over():
+                self._show(generation)
+                return
             self._rounds.doing(None)
             self._pause(generation)
 
@@ -451,26 +446,3 @@ class _Run:
                 self._view(status)
             except OSError as error:  # of a pipe or a terminal that is gone, not of what the run keeps
                 raise _NotShown(error) from error
-
-    def _last_checkpoint(self, generation: Generation) -> int | None:
-        try:
-            return generation.trigger(Flag.DRAIN)
-        except CheckpointError:
-            return None  # one is in progress: after it
-
-    def _has_consumed_all(self, generation: Generation) -> bool:
-        """Whether the sources have ended, and every query has waited for data in vain since its last batch.
-
-        A query that has consumed all may still have a batch without data to run, when its watermark has moved.
-        """
-        all_done = True
-        for stage in generation.stages.values():
-            if not stage.definition.inputs:
-                all_done &= stage.progress.has_ended
-            elif stage.has_consumed_all:
-                if stage.progress.is_idle:
-                    self._waited_at[stage.name] = stage.progress.last_useful_batch
-                all_done &= self._waited_at.get(stage.name) == stage.progress.last_useful_batch
-            else:
-                all_done = False
-        return all_done

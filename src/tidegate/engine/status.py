@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.engine.carrier import Clock
 from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import AlignmentProgress, Cut, CutCause, InFlight
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
@@ -349,8 +349,9 @@ class RunStatus(msgspec.Struct, frozen=True):
 class Observer:
     """Looks at a run from inside, from its control thread."""
 
-    def __init__(self, pipeline: str) -> None:
-        at = now()
+    def __init__(self, pipeline: str, clock: Clock | None = None) -> None:
+        self._clock = Clock() if clock is None else clock
+        at = as_moment(self._clock.utc())
         self.status = RunStatus(pipeline, os.getpid(), socket.gethostname(), at, at, "starting")
         self._rates: dict[tuple[int, str], tuple[float, int, float]] = {}
         self._earlier: deque[CheckpointStatus] = deque(maxlen=_LAST_CHECKPOINTS)
@@ -378,7 +379,7 @@ class Observer:
         }
         self.status = msgspec.structs.replace(
             self.status,
-            updated_at=now(),
+            updated_at=as_moment(self._clock.utc()),
             state="stopping" if is_stopping else "running",
             why=None,
             step=None,
@@ -386,7 +387,7 @@ class Observer:
             stages=stages,
             in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
             min_watermark_ms=watermark_of(stages.values()),
-            due=_due(generation.held_back()),
+            due=self._due(generation.held_back()),
             checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
@@ -403,7 +404,13 @@ class Observer:
     def note(self, state: RunState, why: str | None) -> RunStatus:
         """What cannot be seen at a generation: that there is none, and why."""
         self.status = msgspec.structs.replace(
-            self.status, updated_at=now(), state=state, why=why, step=None, in_progress=(), due=None
+            self.status,
+            updated_at=as_moment(self._clock.utc()),
+            state=state,
+            why=why,
+            step=None,
+            in_progress=(),
+            due=None,
         )
         return self.status
 
@@ -413,12 +420,18 @@ class Observer:
         return self.status
 
     def _rate(self, generation: int, name: str, rows: int) -> float:
-        now = time.monotonic()
+        now = self._clock.now_ms / 1000
         then, before, rate = self._rates.setdefault((generation, name), (now, rows, 0.0))
         if now - then >= _RATE_OVER_S:
             rate = (rows - before) / (now - then)
             self._rates[generation, name] = (now, rows, rate)
         return round(rate, 1)
+
+    def _due(self, delay: Delay | None) -> DueCheckpoint | None:
+        if delay is None:
+            return None
+        since = timedelta(milliseconds=self._clock.now_ms - delay.since_ms)
+        return DueCheckpoint(as_moment(self._clock.utc() - since), _OBSTACLES[delay.by], delay.why)
 
 
 def now() -> str:
@@ -435,13 +448,6 @@ _OBSTACLES: Final[dict[coordinator.Obstacle, Obstacle]] = {
     coordinator.Obstacle.SINKS_LAG: "sinks_lag",
     coordinator.Obstacle.PAUSE: "pause",
 }
-
-
-def _due(delay: Delay | None) -> DueCheckpoint | None:
-    if delay is None:
-        return None
-    since = timedelta(milliseconds=time.monotonic_ns() // 1_000_000 - delay.since_ms)
-    return DueCheckpoint(as_moment(datetime.now(UTC) - since), _OBSTACLES[delay.by], delay.why)
 
 
 _STATES: Final[dict[Phase, CheckpointState]] = {

@@ -186,6 +186,7 @@ class Leader:
         self._begins: deque[Begin] = deque()
         self.commits = SinkCommits(sinks, patience.sink_pause)
         self._is_cleaning = False
+        self._to_clean_after = 0
         self._has_stepped_down = False
         if opened.base is not None and base is not None:
             self._reports[opened.base.checkpoint_id] = base
@@ -421,16 +422,23 @@ class Leader:
         if self._opened.base is None or checkpoint_id != self._opened.base.checkpoint_id:
             self.coordinator.on_sinks_committed(checkpoint_id)
         self._host.on_shown(checkpoint_id)
+        self._to_clean_after = checkpoint_id
         if not self._is_cleaning:
             self._is_cleaning = True
-            self._start(self._clean_up(checkpoint_id))
+            self._start(self._clean_up())
 
-    async def _clean_up(self, checkpoint_id: int) -> None:
-        """Remove what no retained checkpoint refers to. If it fails, the next one removes what this one leaves."""
-        try:
-            await self._remove_unneeded(checkpoint_id)
-        except StoreUnavailable as error:
-            self._host.on_not_cleaned(error)
+    async def _clean_up(self) -> None:
+        """Remove what no retained checkpoint refers to. If it fails, the next one removes what this one leaves.
+
+        Once more, where another one was shown meanwhile: it may be the last.
+        """
+        cleaned_after = 0
+        while cleaned_after < self._to_clean_after:
+            cleaned_after = self._to_clean_after
+            try:
+                await self._remove_unneeded(cleaned_after)
+            except StoreUnavailable as error:
+                self._host.on_not_cleaned(error)
         self._is_cleaning = False
 
     async def _remove_unneeded(self, visible: int) -> None:

@@ -15,6 +15,7 @@ what was known of it. So it vouches for nothing that was damaged since.
 
 from __future__ import annotations
 
+import logging
 import re
 import zipfile
 import zlib
@@ -28,6 +29,8 @@ from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.manifest import SnapshotFile, SourceStream
 from tidegate.storage.paths import RootPaths
+
+_log = logging.getLogger("tidegate")
 
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_([0-9a-f-]+))?\.(zip|changelog|delta|snapshot)")
 _FULL: Final = ("zip", "snapshot")
@@ -217,6 +220,7 @@ class Snapshotter:
         if full:
             files = self._stored_anew(files.values(), checkpoint, checkpoint_id)
             new_bytes = sum(file.size_bytes for file in files.values())
+            self._root.delete(fresh.values())
         self._held = files
         return tuple(files.values()), new_bytes
 
@@ -296,8 +300,11 @@ class FirstPosition(msgspec.Struct, frozen=True):
     streams: tuple[SourceStream, ...]
 
 
-def first_position(root: Files, generation: int, stage: str) -> FirstPosition | None:
+def first_position(root: Files, generation: int, stage: str, *, relied_on: int) -> FirstPosition | None:
     """Where a source that no checkpoint has seen a batch of first stood, in a generation before this one.
+
+    `relied_on`: the generation of the checkpoint that is restored, which goes by what was noted then; 0 if there is
+    none. What a later one has noted may be torn by a loss of power, and is passed over then.
 
     Spark notes that before the first batch, as entry 0 of the source's log; the generation before has it, whatever else
     it did. A source of files has noted the files of its first batch there: it looks for them again, as if new.
@@ -306,8 +313,22 @@ def first_position(root: Files, generation: int, stage: str) -> FirstPosition | 
         # Each attempt has it from the one before, which may be gone by now.
         if noted := {name.split("/")[-2]: name for name in _first_entries(root, older, stage)}:
             files = tuple(name for name in noted.values() if not is_of_files(root, name))
+            note = RootPaths.source_streams(older, stage)
+            if older > relied_on and files and any(_is_torn(root, name) for name in (*files, note)):
+                _log.warning("where source %s first stood is torn, as a loss of power leaves it: passed over", stage)
+                continue
             return FirstPosition(files, _noted_streams(root, older, stage)) if files else None
     return None
+
+
+def _is_torn(root: Files, name: str) -> bool:
+    """Whether a note, which ends with a line of JSON, is gone or cut off."""
+    lines = (root.read(name) or b"").splitlines()
+    try:
+        msgspec.json.decode(lines[-1] if lines else b"")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return True
+    return False
 
 
 def _first_entries(root: Files, generation: int, stage: str) -> list[str]:
@@ -336,14 +357,16 @@ def _noted_streams(root: Files, generation: int, stage: str) -> tuple[SourceStre
     )
 
 
-def keep_first_position(root: Files, generation: int, stage: str, streams: tuple[SourceStream, ...]) -> None:
+def keep_first_position(
+    root: Files, generation: int, stage: str, streams: tuple[SourceStream, ...], *, relied_on: int
+) -> None:
     """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
 
     Kafka's "latest" is such a stream. `streams` is what the source reads: it was found to be what it read then.
     """
     # Durable with the first checkpoint that goes by it.
     root.at("", durable=False).write(RootPaths.source_streams(generation, stage), msgspec.json.encode(streams))
-    first = first_position(root, generation, stage)
+    first = first_position(root, generation, stage, relied_on=relied_on)
     checkpoint = RootPaths.spark_checkpoint(generation, stage)
     for name in () if first is None else first.files:
         log = name.split("/")[-2]

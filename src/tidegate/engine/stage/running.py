@@ -7,7 +7,6 @@ that Spark has committed.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
@@ -106,6 +105,7 @@ class RunningStage:
         self.name = definition.name
         self.start = start = place.start
         self._place = place
+        self._host = host
         self.channel = channels[self.name]
         positions = {} if start is None else start.positions
         self.checkpoints = StageCheckpoints(
@@ -307,7 +307,7 @@ class RunningStage:
             self._attempts_to_store.remove(at.attempt)
 
         def store() -> Stored:
-            started = time.monotonic_ns()
+            started_ms = self._host.now_ms
             try:
                 files, new_bytes = self._store(request, at)
             except NotDurable as error:
@@ -318,7 +318,7 @@ class RunningStage:
                 files=tuple(file.stored for file in files),
                 new_bytes=new_bytes,
                 total_bytes=sum(file.size_bytes for file in files),
-                snapshot_ms=(time.monotonic_ns() - started) // 1_000_000,
+                snapshot_ms=self._host.now_ms - started_ms,
                 detail=files,
             )
 
@@ -392,9 +392,14 @@ class RunningStage:
         shown, staging = self.output.on_visible(through_batch), self._place.staging
 
         def drop() -> None:
-            for file in shown:
-                # What was staged for a table that was moved since stays where the table was.
-                if (name := staging.name_at(file.path)) is not None:
-                    remove_output(staging, name)
+            try:
+                for file in shown:
+                    # What was staged for a table that was moved since stays where the table was.
+                    if (name := staging.name_at(file.path)) is not None:
+                        remove_output(staging, name)
+            except (StoreUnavailable, OSError) as error:
+                _log.warning(
+                    "stage %s: what its table shows stays staged until the next start: %s", self.name, say(error)
+                )
 
         return drop

@@ -15,12 +15,13 @@ A stage of a played pipeline is a `PlayedQuery` on the folders that the engine h
     query.task_fails = 1                  # a task of the next batch is tried twice
     del query                             # killed, wherever it stood
 
-A source reads a `PlayedStream` by a `StreamSource`. The query of a sink writes into what `staged_by` gives of a
-bound `PlayedTable` or, with `Plan(writes="rows")`, calls `stage_rows`, which is where `RowSink.stage` belongs.
+A source reads a `PlayedStream` by a `StreamSource`, as a folder of files, or by a `TopicSource`, as a topic. The query
+of a sink writes into what `staged_by` gives of a bound `PlayedTable` or, with `Plan(writes="rows")`, calls
+`stage_rows`, which is where `RowSink.stage` belongs.
 """
 
 from tidegate.testing.played.rows import PlayedRows, decode_rows, encode_rows
-from tidegate.testing.played.sources import GateSource, PlayedSource, PlayedStream, StreamSource
+from tidegate.testing.played.sources import GateSource, PlayedSource, PlayedStream, StreamSource, TopicSource
 from tidegate.testing.played.spark import Plan, PlayedQuery, Step
 from tidegate.testing.played.state import PlayedFailure
 from tidegate.testing.played.tables import PlayedTable
@@ -36,6 +37,7 @@ __all__ = [
     "PlayedTable",
     "Step",
     "StreamSource",
+    "TopicSource",
     "decode_rows",
     "encode_rows",
 ]

@@ -1,8 +1,9 @@
 """What a played query reads: gates, as Spark's file source reads them, and streams of the world outside.
 
-Both are read as Spark's file source does: files are taken up in order of their time, noted in `sources/<log>/<offset>`
-before a batch reads them, and never again while they are remembered. A gate's own source log is never compacted, a
-user's is, every ten entries.
+As Spark's file source does: files are taken up in order of their time, noted in `sources/<log>/<offset>` before a batch
+reads them, and never again while they are remembered. A gate's own source log is never compacted, a user's is, every
+ten entries. Or, of a stream, as its source of Kafka does: where the stream first stood is noted, and then a batch's
+offsets say all.
 """
 
 from __future__ import annotations
@@ -23,6 +24,14 @@ _GATE_MAX_AGE: Final = 8 * WINDOW * COMPACT_EVERY
 _MAX_AGE: Final = 7 * 24 * 3_600_000
 _USERS_COMPACTION: Final = 10
 
+_TOPIC: Final = "played"
+
+
+class _LogOffset(msgspec.Struct, frozen=True, rename="camel"):
+    log_offset: int
+
+
+_offset_decoder: Final = msgspec.json.Decoder(_LogOffset)
 _sink_decoder: Final = msgspec.json.Decoder(SinkLogEntry)
 _source_decoder: Final = msgspec.json.Decoder(SourceLogEntry)
 
@@ -33,6 +42,10 @@ class FoundFile(NamedTuple):
     """By which they are read in order: of a gate, the sequence number of the segment."""
 
 
+Write = Callable[[Files, str, bytes], None]
+"""How Spark's process writes a file of a folder."""
+
+
 class PlayedSource(Protocol):
     """One source of a query's plan. Several of a plan may be one object, as Spark makes of equal ones."""
 
@@ -40,6 +53,49 @@ class PlayedSource(Protocol):
     def log(self) -> int:
         """The number of its log."""
         ...
+
+    def opened(self, log: Files, write: Write) -> OpenedSource:
+        """At the start of a query. `log`: of the folder of its log."""
+        ...
+
+
+class OpenedSource(Protocol):
+    """What a query asks of a source, by numbers: -1 is before the first."""
+
+    @property
+    def offset(self) -> int:
+        """Up to where something was taken up."""
+        ...
+
+    def resume(self, offset: int) -> None:
+        """The last batch that was begun reads to there."""
+        ...
+
+    def take_up(self) -> bool:
+        """Take up what is new, if anything is, as the next offset. Tells whether it did."""
+        ...
+
+    def freeze(self) -> None:
+        """Nothing that comes later counts: the query is to end with what is available now."""
+        ...
+
+    def rows_between(self, start: int, end: int) -> list[PlayedRows]:
+        """What was taken up after one offset up to another, read now. What is gone is left out without a word."""
+        ...
+
+    def forget(self, through: int) -> None:
+        """Those up to this offset are committed."""
+        ...
+
+    def encode(self, offset: int) -> bytes:
+        """As a batch's entry in the offset log has it."""
+        ...
+
+    def decode(self, text: bytes) -> int: ...
+
+
+class _FileSource(Protocol):
+    """A source of files, which notes each in its log."""
 
     @property
     def max_age(self) -> int: ...
@@ -76,6 +132,9 @@ class GateSource:
         self._entries: dict[str, list[FoundFile]] = {}
         self._names: list[str] = []
         self._found: list[FoundFile] = []
+
+    def opened(self, log: Files, write: Write) -> OpenedSource:
+        return SourceLog(self, log, write)
 
     def found(self) -> list[FoundFile]:
         names = self._gate.names_in(METADATA)
@@ -138,6 +197,9 @@ class StreamSource:
         self._since = since
         self._found: list[FoundFile] = []
 
+    def opened(self, log: Files, write: Write) -> OpenedSource:
+        return SourceLog(self, log, write)
+
     def found(self) -> list[FoundFile]:
         if len(self._found) < len(self._stream.files):
             self._found = [FoundFile(uri, self._since + 1000 * at) for at, uri in enumerate(self._stream.files)]
@@ -145,6 +207,56 @@ class StreamSource:
 
     def read(self, uri: str) -> PlayedRows | None:
         return self._stream.files.get(uri)
+
+
+class TopicSource:
+    """A stream, read as Spark reads a topic of Kafka's."""
+
+    def __init__(self, stream: PlayedStream, log: int = 0, max_records: int | None = None) -> None:
+        """`max_records`: how many of what the stream was given at a time one batch reads at most."""
+        self.log = log
+        self.stream = stream
+        self.max_records = max_records
+
+    def opened(self, log: Files, write: Write) -> OpenedSource:
+        return _Topic(self, log, write)
+
+
+class _Topic:
+    def __init__(self, source: TopicSource, log: Files, write: Write) -> None:
+        self._source = source
+        self._log = log
+        self._write = write
+        self._end: int | None = None
+        self.offset = -1
+
+    def resume(self, offset: int) -> None:
+        self.offset = offset
+
+    def take_up(self) -> bool:
+        available = len(self._source.stream.files) if self._end is None else self._end
+        taken = min(available - max(0, self.offset), self._source.max_records or available)
+        if taken <= 0:
+            return False
+        if not self._log.exists("0"):
+            self._write(self._log, "0", b"\x00v1\n" + self.encode(0))
+        self.offset = max(0, self.offset) + taken
+        return True
+
+    def freeze(self) -> None:
+        self._end = len(self._source.stream.files)
+
+    def rows_between(self, start: int, end: int) -> list[PlayedRows]:
+        return list(self._source.stream.files.values())[max(0, start) : end]
+
+    def forget(self, through: int) -> None:
+        """It remembers nothing."""
+
+    def encode(self, offset: int) -> bytes:
+        return msgspec.json.encode({_TOPIC: {"0": offset}})
+
+    def decode(self, text: bytes) -> int:
+        return msgspec.json.decode(text, type=dict[str, dict[str, int]])[_TOPIC]["0"]
 
 
 def _number(name: str) -> int | None:
@@ -155,8 +267,7 @@ def _number(name: str) -> int | None:
 class SourceLog:
     """What one source has taken up, in `sources/<log>`, and what it has found and not taken up yet."""
 
-    def __init__(self, source: PlayedSource, log: Files, write: Callable[[Files, str, bytes], None]) -> None:
-        """`write`: how Spark's process writes a file of a folder."""
+    def __init__(self, source: _FileSource, log: Files, write: Write) -> None:
         self._source = source
         self._log = log
         self._write = write
@@ -201,8 +312,10 @@ class SourceLog:
         if next(iter(self._seen.values()), oldest) < oldest:
             self._seen = {uri: time for uri, time in self._seen.items() if time >= oldest}
 
+    def resume(self, offset: int) -> None:
+        """Its log says what it has taken up, of which that batch may know only a part."""
+
     def freeze(self) -> None:
-        """Nothing that comes later counts: the query is to end with what is available now."""
         self._find()
         self._is_frozen = True
 
@@ -216,7 +329,6 @@ class SourceLog:
             self._waiting = sorted(dict.fromkeys([*self._waiting, *fresh]), key=lambda file: file.time)
 
     def take_up(self) -> bool:
-        """Note what is new, if anything is, as the next offset. Tells whether it did."""
         self._find()
         count = self._source.max_files or len(self._waiting)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
@@ -236,7 +348,6 @@ class SourceLog:
         return True
 
     def rows_between(self, start: int, end: int) -> list[PlayedRows]:
-        """What was taken up after one offset up to another, read now. What is gone is left out without a word."""
         rows: list[PlayedRows] = []
         for number in range(start + 1, end + 1):
             if number not in self._taken:
@@ -245,7 +356,13 @@ class SourceLog:
         return rows
 
     def forget(self, through: int) -> None:
-        """Those up to this offset are committed: a process needs them no more, but for the next compact entry."""
+        """A process needs them no more, but for the next compact entry."""
         if self._source.compact_every == NEVER_COMPACT:
             for number in [number for number in self._taken if number <= through]:
                 del self._taken[number]
+
+    def encode(self, offset: int) -> bytes:
+        return msgspec.json.encode(_LogOffset(offset))
+
+    def decode(self, text: bytes) -> int:
+        return _offset_decoder.decode(text).log_offset

@@ -29,7 +29,7 @@ from tidegate.spark.filelog import METADATA, SinkLogEntry
 from tidegate.spark.output import batch_folder
 from tidegate.storage.files import Files
 from tidegate.testing.played.rows import PlayedRows, encode_rows, joined
-from tidegate.testing.played.sources import PlayedSource, SourceLog
+from tidegate.testing.played.sources import OpenedSource, PlayedSource
 from tidegate.testing.played.state import Count, Counts, PlayedFailure, PlayedStore
 
 RETAINED: Final = 100
@@ -92,11 +92,6 @@ class _CommitMetadata(msgspec.Struct, frozen=True, rename="camel"):
     state_unique_ids: dict[str, list[list[str]]] = {}
 
 
-class _LogOffset(msgspec.Struct, frozen=True, rename="camel"):
-    log_offset: int
-
-
-_offset_decoder: Final = msgspec.json.Decoder(_LogOffset)
 _batch_decoder: Final = msgspec.json.Decoder(_BatchMetadata)
 _commit_decoder: Final = msgspec.json.Decoder(_CommitMetadata)
 
@@ -178,7 +173,7 @@ class PlayedQuery:
         self._now_ms = now_ms
         self._stage_rows = stage_rows
         self._on_consumed = on_consumed
-        self._logs: dict[int, SourceLog] = {}
+        self._logs: dict[int, OpenedSource] = {}
         self._stores: list[PlayedStore] = []
         self._ids: list[str] = []
         self._committed: list[int | None] = [None] * len(self._sources)
@@ -235,6 +230,18 @@ class PlayedQuery:
     def batch(self) -> int:
         """The last one that it has committed or found committed; -1: none."""
         return self._next - 1
+
+    @property
+    def seen(self) -> dict[int, int]:
+        """How many rows of each path its state holds."""
+        return {path: count.seen for store in self._stores for path, count in store.counts.items()}
+
+    def take_up(self) -> None:
+        """Load what is there, as the first step would, and do nothing."""
+        self._open_logs()
+        self._recover()
+        if self._plan.has_state:
+            self._load_state(self._next)
 
     @property
     def error(self) -> BaseException | None:
@@ -299,7 +306,8 @@ class PlayedQuery:
     def _open_logs(self) -> None:
         for source in self._sources:
             if source.log not in self._logs:
-                self._logs[source.log] = SourceLog(source, self._checkpoint.at(f"sources/{source.log}"), self._write)
+                log = self._checkpoint.at(f"sources/{source.log}")
+                self._logs[source.log] = source.opened(log, self._write)
         if self._plan.writes == "files":
             self._logged = max(_numbers(self._output, METADATA), default=-1)
         self._purged_below = min(_numbers(self._checkpoint, "offsets"), default=0)
@@ -315,7 +323,9 @@ class PlayedQuery:
             _, before = self._read_offsets(begun - 1)
         watermark_ms, end = self._read_offsets(begun)
         for source, start, stop in zip(self._sources, before, end, strict=True):
-            if stop is not None:  # Spark asks for the last batch's files, though it is committed
+            if stop is not None:
+                self._logs[source.log].resume(stop)
+                # Spark asks for the last batch's files, though it is committed.
                 self._logs[source.log].rows_between(-1 if start is None else start, stop)
         if begun > done:
             self._committed, self._next = before, begun
@@ -331,9 +341,12 @@ class PlayedQuery:
         if data is None:
             raise PlayedFailure(f"batch {batch} doesn't exist")
         _, metadata, *lines = data.split(b"\n")
-        end = [None if line == b"-" else _offset_decoder.decode(line).log_offset for line in lines]
-        if len(end) != len(self._sources):
-            raise PlayedFailure(f"batch {batch} has {len(end)} sources, the query {len(self._sources)}")
+        if len(lines) != len(self._sources):
+            raise PlayedFailure(f"batch {batch} has {len(lines)} sources, the query {len(self._sources)}")
+        end = [
+            None if line == b"-" else self._logs[source.log].decode(line)
+            for source, line in zip(self._sources, lines, strict=True)
+        ]
         return _batch_decoder.decode(metadata).batch_watermark_ms, end
 
     def _take_up_commit(self, batch: int) -> None:
@@ -356,7 +369,10 @@ class PlayedQuery:
             return None
         batch = _Batch(self._next, self._committed, end, self._watermark_ms)
         metadata = _BatchMetadata(batch.watermark_ms, self._now_ms(), SETTINGS)
-        lines = [b"-" if each is None else msgspec.json.encode(_LogOffset(each)) for each in end]
+        lines = [
+            b"-" if offset is None else self._logs[source.log].encode(offset)
+            for source, offset in zip(self._sources, end, strict=True)
+        ]
         self._write(
             self._checkpoint, f"offsets/{batch.number}", b"\n".join((b"v1", msgspec.json.encode(metadata), *lines))
         )
@@ -405,31 +421,39 @@ class PlayedQuery:
             yield from self._prepare_state()
             self._load_state(batch.number)
         rows = self._own(self._rows_of(batch))
-        written: list[SinkLogEntry] = []
-        ids: list[str] = []
         handed_on, changed = self._counted(rows, batch)
+        written: list[SinkLogEntry] = []
+        self._ids = []
         for partition, (own, counts) in enumerate(zip(handed_on, changed, strict=True)):
             for is_last in self._tries():
                 entry, unique = yield from self._run_task(partition, own, counts)
-                if is_last:
-                    written += [] if entry is None else [entry]
-                    ids += [] if unique is None else [unique]
-        for store, counts, unique in zip(self._stores, changed, ids, strict=False):  # none, without state
-            store.keep(counts, unique)
-        self._ids = ids
-        if self._plan.writes == "rows":
-            for _ in self._tries():
-                self._stage_rows(joined(handed_on), batch.number)
-                yield Step.WROTE
-        elif self._plan.writes == "folders":
-            yield from self._move_into_folder(joined(handed_on), batch.number)
-        else:
-            lines = [b"v1", *map(msgspec.json.encode, written)]
-            self._write(self._output, f"{METADATA}/{batch.number}", b"\n".join(lines))
-            self._logged = batch.number
-            yield Step.LOGGED
+                if entry is not None and is_last:
+                    written.append(entry)
+                if unique is not None:
+                    self._end_try(partition, counts, unique, is_last=is_last)
+        yield from self._end_tasks(batch.number, joined(handed_on), written)
         if self._plan.holds_back:
             self._move_watermark(rows)
+
+    def _end_try(self, partition: int, counts: Counts, unique: str, *, is_last: bool) -> None:
+        if is_last:
+            self._stores[partition].keep(counts, unique)
+            self._ids.append(unique)
+        else:
+            self._stores[partition].give_up(counts, unique)
+
+    def _end_tasks(self, batch: int, rows: PlayedRows, written: list[SinkLogEntry]) -> Iterator[Step]:
+        if self._plan.writes == "rows":
+            for _ in self._tries():
+                self._stage_rows(rows, batch)
+                yield Step.WROTE
+        elif self._plan.writes == "folders":
+            yield from self._move_into_folder(rows, batch)
+        else:
+            lines = [b"v1", *map(msgspec.json.encode, written)]
+            self._write(self._output, f"{METADATA}/{batch}", b"\n".join(lines))
+            self._logged = batch
+            yield Step.LOGGED
 
     def _tries(self) -> Iterator[bool]:
         """How often something is tried; the last time counts."""

@@ -51,6 +51,10 @@ class _SstFile(msgspec.Struct, frozen=True, rename="camel"):
     dfs_sst_file_name: str
     size_bytes: int
 
+    @property
+    def name(self) -> str:
+        return f"SSTs/{self.dfs_sst_file_name}"
+
 
 class _Metadata(msgspec.Struct, frozen=True, rename="camel"):
     sst_files: list[_SstFile]
@@ -97,6 +101,7 @@ class PlayedStore:
         self._lineage: list[_Ancestor] = []
         self._snapshot_at = 0
         self._made: _Snapshot | None = None
+        self._made_in_vain: list[_Snapshot] = []
         self._stored: dict[str, _SstFile] = {}
         self._stored_counts: Counts = {}
         self._next_sst = 8
@@ -140,12 +145,11 @@ class PlayedStore:
         if not self._files.exists(_zip(ancestor)):
             return False
         for sst in self._metadata_of(_zip(ancestor)).sst_files:
-            name = f"SSTs/{sst.dfs_sst_file_name}"
-            content = self._files.read(name)
+            content = self._files.read(sst.name)
             if content is None:
-                raise PlayedFailure(f"{self._files.location(name)} does not exist")
+                raise PlayedFailure(f"{self._files.location(sst.name)} does not exist")
             self.counts.update(_counts_decoder.decode(content))
-            self._stored[name] = sst
+            self._stored[sst.name] = sst
             self._next_sst = max(self._next_sst, int(sst.local_file_name[:6]) + 1)
         self._stored_counts = dict(self.counts)
         self._snapshot_at = ancestor.version
@@ -161,7 +165,7 @@ class PlayedStore:
     def commit(self, changed: Counts) -> str:
         """Write the next version, with these counts in place of those before. Returns its unique id.
 
-        Until `keep`, it is only one try of a task.
+        It is one try of a task, of which `keep` or `give_up` says what became.
         """
         unique = self._new_id()
         lineage = msgspec.json.encode(self._lineage)
@@ -178,10 +182,21 @@ class PlayedStore:
             self._snapshot_at = self.version
             self._made = _Snapshot(self.version, unique, self.counts)
 
+    def give_up(self, changed: Counts, unique: str) -> None:
+        """The try was in vain. What it was run by, an executor on a cluster, stores its full snapshot nevertheless."""
+        version = self.version + 1
+        if version - self._snapshot_at >= DELTAS_FOR_SNAPSHOT:
+            self._made_in_vain.append(_Snapshot(version, unique, {**self.counts, **changed}))
+
     # -- maintenance ------------------------------------------------------------------------------
 
     def upload(self) -> Iterator[str]:
         """Store a full snapshot, if one was made. Yields the name of each file, when it is there."""
+        while self._made_in_vain:
+            made = self._made_in_vain.pop()
+            sst = self._sst_of(made.counts)
+            yield sst.name
+            yield self._zip_up(made, [sst])
         if self._made is not None:
             made, self._made = self._made, None
             yield from self._store(made)
@@ -209,7 +224,7 @@ class PlayedStore:
 
     def _delete_unshared(self, snapshots: Iterable[str]) -> Iterator[str]:
         """SSTs that no full snapshot names any more, but for those of one that is being stored."""
-        named = {f"SSTs/{sst.dfs_sst_file_name}" for name in snapshots for sst in self._metadata_of(name).sst_files}
+        named = {sst.name for name in snapshots for sst in self._metadata_of(name).sst_files}
         for last in self._files.names_in("SSTs"):
             name = f"SSTs/{last}"
             if name.endswith(".sst") and name not in named and name not in self._stored:
@@ -223,18 +238,24 @@ class PlayedStore:
         if is_merged:
             self._stored = {}
         if changed:
-            local = f"{self._next_sst:06d}"
-            self._next_sst += 1
-            content = msgspec.json.encode(changed)
-            sst = _SstFile(f"{local}.sst", f"{local}-{self._new_id()}.sst", len(content))
-            name = f"SSTs/{sst.dfs_sst_file_name}"
-            self._write(self._files, name, content)
-            self._stored[name] = sst
-            yield name
+            sst = self._sst_of(changed)
+            self._stored[sst.name] = sst
+            yield sst.name
         self._stored_counts = made.counts
+        yield self._zip_up(made, self._stored.values())
+
+    def _sst_of(self, counts: Counts) -> _SstFile:
+        local = f"{self._next_sst:06d}"
+        self._next_sst += 1
+        content = msgspec.json.encode(counts)
+        sst = _SstFile(f"{local}.sst", f"{local}-{self._new_id()}.sst", len(content))
+        self._write(self._files, sst.name, content)
+        return sst
+
+    def _zip_up(self, made: _Snapshot, ssts: Iterable[_SstFile]) -> str:
         name = _zip(_Ancestor(made.version, made.unique))
-        self._write(self._files, name, _zipped(_Metadata(list(self._stored.values()), len(made.counts))))
-        yield name
+        self._write(self._files, name, _zipped(_Metadata(list(ssts), len(made.counts))))
+        return name
 
 
 def _changelog(ancestor: _Ancestor) -> str:

@@ -194,6 +194,9 @@ class NothingNeededDeleted:
         files = {file for report in manifest.values() for file in report.files}
         self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
 
+    def references(self, checkpoint_id: int) -> frozenset[str]:
+        return self._references[checkpoint_id]
+
     def check_each(self, retained: Collection[int], is_there: Callable[[str], bool]) -> None:
         for checkpoint_id in retained:
             for path in self._references[checkpoint_id]:

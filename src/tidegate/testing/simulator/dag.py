@@ -22,10 +22,17 @@ class StageSpec(msgspec.Struct, frozen=True):
     inputs: tuple[str, ...]
     is_sink: bool
     paths: dict[int, int]
+    twice: tuple[str, ...] = ()
+    """Inputs that it reads twice, as a join with itself does: the second time, their paths are `again` others."""
 
     @property
     def is_source(self) -> bool:
         return not self.inputs
+
+
+def again(path: int) -> int:
+    """A path of an input, where that is read for the second time."""
+    return -1 - path
 
 
 class Dag(msgspec.Struct, frozen=True):
@@ -56,21 +63,23 @@ class DagBuilder:
         self._stages[name] = StageSpec(name, (), False, {path: path})
         return self
 
-    def stage(self, name: str, *inputs: str, is_sink: bool = False) -> DagBuilder:
+    def stage(self, name: str, *inputs: str, is_sink: bool = False, twice: tuple[str, ...] = ()) -> DagBuilder:
         paths: dict[int, int] = {}
         for read in inputs:
             for path in self._stages[read].paths.values():
-                paths[path] = len(self._source_of)
-                self._source_of[paths[path]] = self._source_of[path]
-        self._stages[name] = StageSpec(name, inputs, is_sink, paths)
+                for taken in (path, again(path)) if read in twice else (path,):
+                    paths[taken] = len(self._source_of)
+                    self._source_of[paths[taken]] = self._source_of[path]
+        self._stages[name] = StageSpec(name, inputs, is_sink, paths, twice)
         return self
 
     def build(self) -> Dag:
         return Dag(self._stages, self._source_of)
 
 
-def random_dag(rng: random.Random) -> Dag:
-    """One to three sources, up to three stages between, one or two sinks; every output is read."""
+def random_dag(rng: random.Random, reads_twice: float = 0.0) -> Dag:
+    """One to three sources, up to three stages between, one or two sinks; every output is read. `reads_twice`: how
+    likely a stage between reads its first input twice."""
     builder = DagBuilder()
     names = [f"source{index}" for index in range(rng.randint(1, 3))]
     for name in names:
@@ -78,7 +87,8 @@ def random_dag(rng: random.Random) -> Dag:
     unread = set(names)
     for index in range(rng.randint(0, 3)):
         inputs = rng.sample(names, rng.randint(1, min(3, len(names))))
-        builder.stage(f"stage{index}", *inputs)
+        twice = inputs[:1] if reads_twice and rng.random() < reads_twice else []
+        builder.stage(f"stage{index}", *inputs, twice=tuple(twice))
         unread -= set(inputs)
         names.append(f"stage{index}")
         unread.add(f"stage{index}")

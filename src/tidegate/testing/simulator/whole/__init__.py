@@ -4,3 +4,8 @@ Each driver process runs whole generations: the real opening, stages, gates, log
 files in memory, with a played Spark and played tables (`tidegate.testing.played`), in simulated time. Drivers take over
 from one another, crash between any two calls of the files, pause, and wake up late.
 """
+
+from tidegate.testing.simulator.whole.cluster import WholeScenario
+from tidegate.testing.simulator.whole.run import random_whole_scenario, simulate_whole
+
+__all__ = ["WholeScenario", "random_whole_scenario", "simulate_whole"]

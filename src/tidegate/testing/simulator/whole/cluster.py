@@ -3,26 +3,38 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from tidegate.engine.leading import reports_in
-from tidegate.errors import CheckpointError, RecoveryRefused, TidegateError
+from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
+from tidegate.errors import RecoveryRefused, SinkFailed, TidegateError
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, GenerationOpened, decode_decision
-from tidegate.protocol.messages import Flag
 from tidegate.spark.definition import StageDefinition
+from tidegate.spark.filelog import StageSource
 from tidegate.storage.manifest import SourceStream, StageShape, decode_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.testing.played import Plan, PlayedRows, PlayedStream, PlayedTable
+from tidegate.testing.played import (
+    GateSource,
+    Plan,
+    PlayedQuery,
+    PlayedRows,
+    PlayedSource,
+    PlayedStream,
+    PlayedTable,
+    StreamSource,
+)
 from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
-from tidegate.testing.simulator.dag import Dag
+from tidegate.testing.simulator.dag import Dag, again
 from tidegate.testing.simulator.whole.driver import SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, SeenFiles
+from tidegate.testing.simulator.whole.prefix import WholePrefix
+from tidegate.testing.simulator.whole.users import SimulatedUser
 from tidegate.testing.simulator.world import Faults, World
 
 
@@ -31,7 +43,8 @@ class QueryFaults(msgspec.Struct):
 
     task_fails: float = 0.0
     runs_away: float = 0.0
-    dies: float = 0.0
+    dies_early: float = 0.0
+    """Of a process that is started again, before it has done much."""
 
 
 class WholeScenario(msgspec.Struct, frozen=True):
@@ -55,6 +68,22 @@ class WholeScenario(msgspec.Struct, frozen=True):
     backlog_segments: int
     window: int
     max_files: int | None
+    requests: int = 0
+    """Of users, for a checkpoint, for its end, or for the run's."""
+    damages: int = 0
+    power_losses: int = 0
+    available_now: float = 0.0
+    """How likely a run ends when it has consumed all that there is."""
+
+
+class SecondLook(GateSource):
+    """A gate that its stage reads for the second time."""
+
+    def read(self, uri: str) -> PlayedRows | None:
+        rows = super().read(uri)
+        if rows is None:
+            return None
+        return PlayedRows(tuple((again(path), first, after) for path, first, after in rows.ranges), rows.time_ms)
 
 
 class WholeCluster:
@@ -77,7 +106,7 @@ class WholeCluster:
         self._stages_rows = {name: rng.random() < 0.3 for name in scenario.dag.sinks}
         self._modes = {name: rng.choice(("append", "append", "update")) for name in scenario.dag.stages}
         self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
-        self.slowness = {name: rng.choice((2, 4, 8, 16)) for name in scenario.dag.stages}
+        self.slowness = {name: rng.choice((2, 4, 8, 16, 60)) for name in scenario.dag.stages}
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
         self._fed = dict.fromkeys(scenario.dag.sources, 0)
         self._shown = dict.fromkeys(scenario.dag.sinks, 0)
@@ -85,15 +114,29 @@ class WholeCluster:
         self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
         self.refused: str | None = None
         self.crashes = 0
+        self.aborted = 0
+        self.killed_at: Counter[str] = Counter()
+        self.is_down = False
+        self.lock: str | None = None
+        """The run that holds the root, on the machine."""
+        self.users: list[SimulatedUser] = []
+        self.cancelled: set[tuple[int, int]] = set()
+        """By generation and epoch: an id that nobody else has heard of may be used again."""
+        self._drained: dict[str, int] = {}
+        self._prefixes = WholePrefix(scenario.dag, {name for name, plan in self.plans.items() if plan.holds_back})
+        self.states: dict[tuple[int, str, int], dict[int, int]] = {}
+        self._damaged_files: set[str] = set()
+        self._needed: frozenset[str] = frozenset()
         self._stands_until = 0
         self._faults_end = False
+        self._is_over = False
 
     def new_id(self) -> str:
         return f"{self._ids.getrandbits(128):032x}"
 
     @property
     def is_running(self) -> bool:
-        return any(each.process.alive and each.generation is not None for each in self.drivers)
+        return any(each.is_running for each in self.drivers)
 
     def config_now(self) -> CheckpointConfig:
         """Without faults a restart would hide that checkpoints cannot succeed."""
@@ -110,7 +153,32 @@ class WholeCluster:
         writes = "files" if self._modes[name] == "append" else "folders"
         if spec.is_sink and self._stages_rows[name]:
             writes = "rows"
-        return Plan(paths=spec.paths, has_state=rng.random() < 0.6, writes=writes, retained=rng.choice((4, 10, 100)))  # type: ignore[arg-type]
+        has_state = rng.random() < 0.6
+        has_timers = has_state and not spec.is_source and rng.random() < 0.1
+        return Plan(
+            paths=spec.paths,
+            has_state=has_state,
+            holds_back=has_state and not spec.is_source and rng.random() < 0.4,
+            has_timers=has_timers,
+            writes=writes,  # type: ignore[arg-type]
+            retained=100 if has_timers else rng.choice((10, 20, 100)),
+        )
+
+    def sources_of(self, name: str) -> list[StageSource]:
+        """What the query of a stage reads. What it reads twice has two logs."""
+        spec = self.dag.stages[name]
+        return [StageSource(each, log) for log, each in enumerate((*spec.inputs, *spec.twice))]
+
+    def played_sources(
+        self, name: str, generation: int, files: Any, sources: Sequence[StageSource]
+    ) -> Sequence[PlayedSource]:
+        if not sources:
+            return [StreamSource(self.streams[name], max_files=self.max_files)]
+        found: list[PlayedSource] = []
+        for source in sources:
+            kind = SecondLook if source.input in [each.input for each in sources[: source.log]] else GateSource
+            found.append(kind(files.at(RootPaths.gate(generation, name, source.input)), files, source.log))
+        return found
 
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
@@ -132,7 +200,7 @@ class WholeCluster:
         disk = self.lake[sink]
         files: Any = disk.memory
         if driver is not None:
-            files = SeenFiles(disk, self.world, driver.life, fails=False)
+            files = SeenFiles(disk, self.world, driver.life, fails=False, links_last=True)
         return PlayedTable(
             files,
             "rows" if self._stages_rows[sink] else "files",
@@ -144,14 +212,20 @@ class WholeCluster:
         if call == "committed":
             self._on_committed(sink)
         if call in ("commit", "committed", "check_commit") and self.world.chance(self.world.faults.store_fails):
-            from tidegate.errors import SinkFailed
-
             raise SinkFailed(f"the table of {sink} failed")
 
     def _shape(self, definition: StageDefinition) -> StageShape:
         table = None if definition.sink is None else definition.sink.table
         streams = () if definition.inputs else (SourceStream("json", {"path": definition.name}),)
-        return StageShape(definition.kind, definition.inputs, definition.output_mode, "rows", table, streams)
+        return StageShape(
+            definition.kind,
+            definition.inputs,
+            definition.output_mode,
+            "rows",
+            table,
+            streams,
+            has_event_time=self.plans[definition.name].holds_back,
+        )
 
     # -- what is checked --------------------------------------------------------------------------
 
@@ -179,11 +253,37 @@ class WholeCluster:
         manifest = reports_in(decode_manifest(data, record.manifest_sha256, record.manifest))
         self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
         self.checkers.on_whole(record, manifest, before)
-        self._on_deleted()
+        if (record.generation, record.epoch) in self.cancelled:
+            raise SimulationFailure("Requests", f"{record.checkpoint_id} was told to be cancelled, and is complete")
+        self._note_damaged(record)
+        self._prefixes.on_completed(record)
+        memory, needed = self.disk.memory, self.checkers.nothing_needed_deleted
+        needed.check_each(self.checkers.log.retained, lambda name: memory.exists(name) or name in self._damaged_files)
+        self._needed = frozenset().union(*map(needed.references, self.checkers.log.retained))
 
-    def _on_deleted(self) -> None:
-        memory = self.disk.memory
-        self.checkers.nothing_needed_deleted.check_each(self.checkers.log.retained, memory.exists)
+    def _on_deleted(self, name: str) -> None:
+        if name in self._needed:
+            raise SimulationFailure("NothingNeededDeleted", f"{name} is deleted, which a retained checkpoint needs")
+
+    def on_batch(self, generation: int, stage: str, query: PlayedQuery) -> None:
+        """A query has committed a batch: what its state holds then is what a snapshot of it must hold."""
+        if self.plans[stage].has_state:
+            self.states[generation, stage, query.batch] = query.seen
+
+    def on_drained(self, run: str, generation: int) -> None:
+        """A run ends in order."""
+        newest = self.checkers.log.newest
+        if newest is None or newest.generation != generation:
+            raise SimulationFailure("Requests", f"generation {generation} has ended without a last checkpoint")
+        self._drained[run] = newest.checkpoint_id
+
+    def check_drained(self, run: str) -> None:
+        """A run has said that it was stopped in order."""
+        if run not in self._drained:
+            raise SimulationFailure("Requests", f"{run} says that it was stopped, and has taken no last checkpoint")
+
+    def epoch_of(self, sink: str) -> int:
+        return max((each.epoch for each in self.table(sink, None).versions()), default=0)
 
     def _on_committed(self, sink: str) -> None:
         """A table has another version: what it shows is read from it, as a reader would."""
@@ -193,10 +293,22 @@ class WholeCluster:
             if version.epoch:
                 self.checkers.no_checkpoint_lost.on_epoch_visible(sink, version.epoch)
                 self.checkers.exactly_once.on_rows_visible(sink, table.rows_of(version).ranges)
+                self._prefixes.on_visible(sink, version.epoch, self.checkers.exactly_once.visible[sink])
         self._shown[sink] = len(versions)
 
     def on_refused(self, refusal: RecoveryRefused) -> None:
-        raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
+        """Right only where all are damaged, or a table shows what only a damaged one holds."""
+        log, damaged = self.checkers.log, self.checkers.no_checkpoint_lost.damaged_checkpoints
+        intact = [each for each in log.lineage() if each.checkpoint_id not in damaged]
+        shown = max(map(self.epoch_of, self.dag.sinks))
+        if not damaged or (intact and shown <= intact[0].epoch):
+            raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
+        self.refused = str(refusal)
+
+    def _note_damaged(self, record: CheckpointCompleted) -> None:
+        """A checkpoint that builds on a file which was lost is as damaged as the one before it."""
+        if not self._damaged_files.isdisjoint(self.checkers.nothing_needed_deleted.references(record.checkpoint_id)):
+            self.checkers.no_checkpoint_lost.damaged_checkpoints.add(record.checkpoint_id)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -214,6 +326,9 @@ class WholeCluster:
             (scenario.full_disks, self._fill_disk),
             (scenario.standstills, self._stand_still),
             (scenario.dead_queries, self._kill_query),
+            (scenario.requests, self._ask),
+            (scenario.damages, self._damage),
+            (scenario.power_losses, self._lose_power),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -234,16 +349,21 @@ class WholeCluster:
         self.world.note("the faults end")
         self.world.faults = Faults()
         self.query_faults = QueryFaults()
+        # One that is too slow for the timeout would never let a checkpoint complete.
+        self.slowness = {name: min(slow, 16) for name, slow in self.slowness.items()}
         self.disk.is_full = False
         self._stands_until = 0
         for driver in self.drivers:
             driver.process.paused_until = 0
             driver.life.calls_left = None
+        self.disk.tears = False
         self._feed()
         self.world.after(50, None, self._take_over)
 
     def _supervise(self) -> None:
         """What was superseded by a run that has died since is started again somewhere, sooner or later."""
+        if self.refused is not None or self._is_over:
+            return
         if not self.is_running:
             self._take_over()
         self.world.after(300, None, self._supervise)
@@ -274,7 +394,7 @@ class WholeCluster:
         if ready:
             driver = self.world.random.choice(ready)
             self.world.note("{} takes over", driver.name)
-            driver.take_over()
+            driver.start()
         elif self._faults_end:
             self.world.after(50, None, self._take_over)
 
@@ -294,12 +414,75 @@ class WholeCluster:
     def _kill_query(self) -> None:
         self._any_driver().kill_query()
 
-    def trigger(self, flags: Flag) -> None:
-        for driver in self.drivers:
-            if driver.generation is not None:
-                with suppress(CheckpointError):
-                    driver.generation.trigger(flags)
+    # -- what happens to the machine --------------------------------------------------------------
 
-    def each_driver(self, act: Callable[[SimulatedDriver], None]) -> None:
+    def _go_down(self) -> None:
+        """Every process dies, and Spark's with them."""
         for driver in self.drivers:
-            act(driver)
+            if driver.process.alive:
+                self.crashes += 1
+                driver.crash(leaves_orphans=False)
+
+    def _lose_power(self) -> None:
+        self.world.note("the power is lost")
+        self._go_down()
+        for disk in (self.disk, *self.lake.values()):
+            disk.lose_power(self.world.random)
+
+    def _damage(self) -> None:
+        """A file of the newest checkpoint is lost or damaged while nothing runs."""
+        newest = self.checkers.log.newest
+        if newest is None:
+            self.world.after(100, None, self._damage)
+            return
+        self._go_down()
+        rng, memory = self.world.random, self.disk.memory
+        name = rng.choice(sorted(self.checkers.nothing_needed_deleted.references(newest.checkpoint_id)))
+        data = memory.read(name)
+        if data is None:
+            return  # it is lost already
+        self.world.note("{} is damaged", name)
+        self._damaged_files.add(name)
+        if rng.random() < 0.5 or not data:
+            memory.delete([name])
+        else:
+            memory.write(name, data[: rng.randrange(len(data))])
+        for checkpoint_id in self.checkers.log.retained:
+            record = self.checkers.log.completed(checkpoint_id)
+            if record is not None:
+                self._note_damaged(record)
+
+    # -- users ------------------------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        rng = self.world.random
+        full, unaligned = rng.random() < 0.3, rng.random() < 0.3
+        take = TakeCheckpoint(full=full, unaligned=unaligned)
+        self.ask(rng.choice((take, take, CancelCheckpoint(), StopRun())))
+
+    def ask(self, request: Request) -> None:
+        """As soon as a run is alive."""
+        if self.refused is not None:
+            return
+        if self.lock is None:
+            self.world.after(50, None, self.ask, request)
+            return
+        user = SimulatedUser(self, request, self.lock)
+        self.world.note("{} is asked for", user)
+        self.users.append(user)
+        user.look()
+
+    @property
+    def waits_for_answers(self) -> bool:
+        return not all(user.is_done for user in self.users)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """A user stops the run, and nobody starts it again."""
+        self._is_over = True
+        self.ask(StopRun())
+
+    @property
+    def has_ended(self) -> bool:
+        return self._is_over and self.lock is None and not self.is_running

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.engine.carrier import Carrier, Clock
+from tidegate.engine.control import Desk, Remote
+from tidegate.engine.ending import Ending
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
@@ -18,14 +21,16 @@ from tidegate.errors import Fenced, RecoveryRefused, Superseded, TidegateError
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import Claim, CommitSink, Patience
 from tidegate.protocol.commit import RetryPause
+from tidegate.protocol.coordinator import AbortReason, Checkpoint
 from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.messages import Barrier
 from tidegate.sinks.contract import BoundSink, RowSink, SinkPlace
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
-from tidegate.testing.played import GateSource, PlayedQuery, PlayedRows, Step, StreamSource
+from tidegate.testing.played import PlayedQuery, PlayedRows, Step
 from tidegate.testing.simulator.whole.files import Killed, Life, SeenFiles
 from tidegate.testing.simulator.world import Process, World
 
@@ -35,6 +40,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 TICK_MS: Final = 20
+_LOOKS_EVERY: Final = 5
+_DESK_MS: Final = 60
 _LANDS_ANYWAY: Final = tuple(f"tidegate-{kind.__name__}" for kind in (Claim, CommitSink))
 """What takes effect though its sender is dead or asleep by then."""
 
@@ -95,8 +102,51 @@ class _Fits:
         return True
 
 
+class SimulatedDesk(Desk):
+    """Worked at in simulated time, by its driver."""
+
+    def _start_working(self) -> None:
+        self.begin()
+
+    def _end_working(self, patience_s: float) -> None:  # noqa: ARG002
+        self.round(is_last=True)
+
+
+class PlayedLock:
+    """Of one root, as one process sees it: who has it is the cluster's to tell."""
+
+    def __init__(self, cluster: WholeCluster, run: str) -> None:
+        self._cluster = cluster
+        self._run = run
+
+    def take_if_free(self) -> bool:
+        if self._cluster.lock is None:
+            self._cluster.lock = self._run
+        return self._cluster.lock == self._run
+
+    def release(self) -> None:
+        if self._cluster.lock == self._run:
+            self._cluster.lock = None
+
+
+class _SimulatedGeneration(Generation):
+    """Is looked at by what counts and checks."""
+
+    cluster: WholeCluster
+
+    def on_begun(self, checkpoint: Checkpoint) -> None:
+        self.cluster.checkers.monotone_ids.on_prepared(
+            self.generation, checkpoint.checkpoint_id, checkpoint.barrier.epoch
+        )
+        super().on_begun(checkpoint)
+
+    def on_aborted(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
+        self.cluster.aborted += 1
+        super().on_aborted(barrier, reason, detail)
+
+
 class SimulatedDriver:
-    """A process that runs the pipeline, again and again, until it is superseded or killed."""
+    """A process that runs the pipeline, again and again, until it is superseded, stopped or killed."""
 
     def __init__(self, cluster: WholeCluster, name: str) -> None:
         self.cluster = cluster
@@ -104,38 +154,58 @@ class SimulatedDriver:
         self.process = Process(name)
         self.name = name
         self.life = Life()
-        self.generation: Generation | None = None
+        self.generation: _SimulatedGeneration | None = None
+        self._ending: Ending | None = None
         self._queries: dict[str, PlayedQuery] = {}
+        self._runs = 0
+        self._lock: PlayedLock | None = None
+        self._remote: Remote | None = None
+        self._is_stopping = False
+        self._is_bounded = False
 
     # -- life and death ---------------------------------------------------------------------------
 
-    def start(self) -> None:
-        self.life = Life()
-        self.world.after(self.world.delay(20), self.process, self._alive, self._open)
+    @property
+    def is_running(self) -> bool:
+        return self.process.alive and self._remote is not None
 
-    def crash(self) -> None:
+    @property
+    def run(self) -> str:
+        """The one that it runs, or has run last."""
+        return f"{self.name} {self.process.incarnation} {self._runs}"
+
+    def start(self) -> None:
+        """Somebody starts the pipeline here, though it may run elsewhere; what runs here is interrupted."""
+        if self._remote is not None:
+            self._end(KeyboardInterrupt("another one is started"))
+        self.world.after(self.world.delay(20), self.process, self._alive, self._begin)
+
+    def crash(self, *, leaves_orphans: bool = True) -> None:
         """The process dies. Spark's, which is another one, may go on for a moment."""
         self.world.note("{} crashes", self.name)
         self.process.crash()
         orphans, self._queries = self._queries, {}
-        self.generation = None
+        self.generation = self._remote = None
+        if self._lock is not None:
+            self._lock.release()
         for query in orphans.values():
-            if self.world.random.random() < 0.3:
+            if leaves_orphans and self.world.random.random() < 0.3:
+                self.life.calls_left = None
                 for _ in range(self.world.random.randint(1, 6)):
                     self.world.after(self.world.delay(40), None, self._orphan_step, query)
         self.world.after(self.world.delay(150), None, self._restart)
 
     def _orphan_step(self, query: PlayedQuery) -> None:
-        try:
+        if query.isActive:
             query.step()
-        except Killed:
-            query.stop()
 
     def _restart(self) -> None:
         """Somebody starts it again, unless the pipeline runs elsewhere by now, which the lock tells."""
-        if not self.process.alive:
+        if not self.process.alive and not self.cluster.is_down:
             self.process.restart()
             self.life = Life()
+            if self.world.chance(self.cluster.query_faults.dies_early):
+                self.life.calls_left = self.world.random.randint(0, 150)
             if not self.cluster.is_running:
                 self.start()
 
@@ -144,12 +214,17 @@ class SimulatedDriver:
         try:
             act(*arguments)
         except Killed:
-            self.cluster.crashes += 1
-            self.crash()
+            self.killed_at(act.__name__)
         except RecoveryRefused as refusal:
+            self._end(refusal)
             self.cluster.on_refused(refusal)
         except TidegateError as error:
             self._on_failed(error)
+
+    def killed_at(self, what: str) -> None:
+        self.cluster.killed_at[what] += 1
+        self.cluster.crashes += 1
+        self.crash()
 
     def _on_failed(self, error: TidegateError) -> None:
         self.world.note("{} fails: {}: {}", self.name, type(error).__name__, error)
@@ -157,8 +232,11 @@ class SimulatedDriver:
         self._drop()
         # It gives way to a generation that it has not opened itself.
         is_over = own is not None and self.cluster.checkers.log.generation > own.generation
-        if not is_over and not isinstance(error, Superseded | Fenced):
-            self.world.after(self.world.delay(30), self.process, self._alive, self._open)
+        if is_over or self._is_stopping or isinstance(error, Superseded | Fenced):
+            self._end(error)
+        elif self._remote is not None:
+            self._remote.restarting(str(error))
+            self.world.after(self.world.delay(30), self.process, self._alive, self._open, self._runs)
 
     def _drop(self) -> None:
         if self.generation is not None:
@@ -166,12 +244,8 @@ class SimulatedDriver:
             self.generation = None
         for query in self._queries.values():
             query.stop()
+            self._maintain_later(query)
         self._queries = {}
-
-    def take_over(self) -> None:
-        """Somebody starts the pipeline here, though it may run here or elsewhere."""
-        self._drop()
-        self.world.after(self.world.delay(20), self.process, self._alive, self._open)
 
     def kill_query(self) -> None:
         """One of its queries dies, in the middle of whatever it does."""
@@ -180,14 +254,65 @@ class SimulatedDriver:
             self.world.note("the query of {} at {} dies", name, self.name)
             self._queries[name].fail(f"the query of {name} has died")
 
+    # -- a run ------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """A process begins to run the pipeline, and takes over from whoever does."""
+        if self._remote is not None:
+            return
+        self._runs += 1
+        self._is_stopping = False
+        self._is_bounded = self.world.chance(self.cluster.scenario.available_now)
+        self._lock = PlayedLock(self.cluster, self.run)
+        self._lock.take_if_free()
+        lock: Any = self._lock
+        desks: list[SimulatedDesk] = []
+
+        def desk(*arguments: Any) -> SimulatedDesk:
+            desks.append(SimulatedDesk(*arguments))
+            return desks[0]
+
+        files: Any = self.files(fails=True, forces=False)
+        self._remote = Remote(files, "simulated", lock, self._on_stop, clock=self._clock(), desk=desk)
+        self._remote.__enter__()
+        self._work_at(desks[0], self._runs)
+        self._open(self._runs)
+
+    def _clock(self) -> Clock:
+        return _SimulatedClock(self.world)
+
+    def _on_stop(self) -> None:
+        self.world.note("{} is asked to stop", self.name)
+        self._is_stopping = True
+
+    def _work_at(self, desk: SimulatedDesk, run: int) -> None:
+        if self._remote is not None and run == self._runs:
+            desk.round()
+            self.world.after(_DESK_MS, self.process, self._alive, self._work_at, desk, run)
+
+    def _end(self, error: BaseException | None) -> None:
+        """The run is over: it says how, and lets go of the root."""
+        self._drop()
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            self.world.note("the run of {} has ended: {}", self.name, error)
+            try:
+                remote.__exit__(None if error is None else type(error), error, None)
+            except Killed:
+                self.killed_at("_end")
+        if self._lock is not None:
+            self._lock.release()
+
     # -- opening ----------------------------------------------------------------------------------
 
-    def files(self, *, fails: bool) -> SeenFiles:
-        return SeenFiles(self.cluster.disk, self.world, self.life, fails=fails)
+    def files(self, *, fails: bool, forces: bool = True) -> SeenFiles:
+        return SeenFiles(self.cluster.disk, self.world, self.life, fails=fails, forces=forces)
 
-    def _open(self) -> None:
+    def _open(self, run: int) -> None:
+        if self._remote is None or run != self._runs:
+            return
         store: Any = self.files(fails=True)
-        root = Root(store, "simulated")
+        root = Root(store, "simulated", root_id=self.cluster.new_id())
         sinks = self._sinks(store, root.id)
         shape = self.cluster.shape
         clock = _OpeningClock(self.world)
@@ -207,7 +332,7 @@ class SimulatedDriver:
     def _run(self, opened: Opened, base: Manifest | None, sinks: Mapping[str, BoundSink], store: Files) -> None:
         self.world.note("{} opened generation {} from {}", self.name, opened.generation, opened.base)
         local: Any = self.files(fails=False)
-        generation = Generation(
+        generation = _SimulatedGeneration(
             self.cluster.definitions(self),
             Ground("simulated", store, local, opened, base, self.cluster.shape),
             self.cluster.config_now(),
@@ -217,7 +342,9 @@ class SimulatedDriver:
             patience=PATIENCE,
             carrier=Carrier(_SimulatedClock(self.world), self._beside),
         )
-        self.generation = generation
+        generation.cluster = self.cluster
+        self.generation, self._ending = generation, Ending(generation)
+        self._ticks = 0
         self._tick(generation)
 
     # -- running ----------------------------------------------------------------------------------
@@ -233,8 +360,7 @@ class SimulatedDriver:
                 failure: BaseException | None = None
             except Killed:
                 if process.incarnation == incarnation:
-                    self.cluster.crashes += 1
-                    self.crash()
+                    self.killed_at(name.removeprefix("tidegate-"))
                 return
             except Exception as error:
                 answer, failure = None, error
@@ -253,22 +379,45 @@ class SimulatedDriver:
     def _tick(self, generation: Generation) -> None:
         if generation is not self.generation:
             return
+        assert self._ending is not None
+        assert self._remote is not None
+        ending, remote = self._ending, self._remote
         generation.poll()
-        generation.check_queries()
+        remote.serve(generation)
+        self._ticks += 1
+        if self._ticks % _LOOKS_EVERY == 0:
+            generation.check_queries()
+            remote.update(generation, is_stopping=self._is_stopping)
+            if self._is_bounded and not ending.is_begun and ending.has_consumed_all():
+                ending.begin()
+        if self._is_stopping:
+            ending.begin()
+        if ending.is_over():
+            self.cluster.on_drained(self.run, generation.generation)
+            remote.ended_because = "it was told to stop" if self._is_stopping else "all its input is consumed"
+            self._end(None)
+            return
         self.world.after(TICK_MS, self.process, self._alive, self._tick, generation)
 
     def _launch(self, generation: Generation) -> None:
         local: Any = self.files(fails=False)
         self._queries = {}
+        starts: dict[str, Callable[[], PlayedQuery]] = {}
         for definition in self.cluster.definitions(self):
-            sources = [StageSource(each, log) for log, each in enumerate(definition.inputs)]
+            sources = self.cluster.sources_of(definition.name)
             folders = lay_out(local, generation, definition, sources, window=self.cluster.window)
-            start = self._starting(generation, definition)
-            generation.stages[definition.name].progress.query = start(*folders)  # type: ignore[assignment]
+            stage = generation.stages[definition.name]
+            stage.progress.may_end = self._is_bounded and not definition.inputs
+            start = self._starting(generation, definition, sources)
+            starts[definition.name] = partial(start, *folders)
             if not definition.inputs:
                 generation.may_pause(definition.name, start)  # type: ignore[arg-type]
+        for name, begin in starts.items():
+            generation.stages[name].progress.query = begin()  # type: ignore[assignment]
 
-    def _starting(self, generation: Generation, definition: StageDefinition) -> Callable[[Files, Files], PlayedQuery]:
+    def _starting(
+        self, generation: Generation, definition: StageDefinition, sources: Sequence[StageSource]
+    ) -> Callable[[Files, Files], PlayedQuery]:
         cluster, name, number = self.cluster, definition.name, generation.generation
         sink = generation.sinks.get(name)
         spec = cluster.dag.stages[name]
@@ -282,41 +431,51 @@ class SimulatedDriver:
             cluster.checkers.rows_in_order.on_consumed(spec, {path: expected}, path, first)
 
         def start(checkpoint: Files, output: Files) -> PlayedQuery:
-            local: Any = self.files(fails=False)
             query = PlayedQuery(
                 checkpoint,
                 output,
-                [
-                    GateSource(local.at(RootPaths.gate(number, name, each)), local, log)
-                    for log, each in enumerate(definition.inputs)
-                ]
-                or [StreamSource(cluster.streams[name], max_files=cluster.max_files)],
+                cluster.played_sources(name, number, self.files(fails=False), sources),
                 cluster.plans[name],
+                available_now=generation.stages[name].progress.may_end,
                 new_id=cluster.new_id,
                 now_ms=lambda: self.world.now,
                 stage_rows=stage,
                 on_consumed=on_consumed,
             )
+            if name in self._queries:
+                self._maintain_later(self._queries[name])
             self._queries[name] = query
-            self._step_later(query, cluster.slowness[name])
+            self._step_later(query, name, number)
             return query
 
         return start
 
-    def _step_later(self, query: PlayedQuery, slowness_ms: int, *, times: int = 1) -> None:
-        delay_ms = self.world.delay(slowness_ms * times)
-        self.world.after(delay_ms, self.process, self._alive, self._step, query, slowness_ms)
+    def _step_later(self, query: PlayedQuery, name: str, generation: int, *, times: int = 1) -> None:
+        delay_ms = self.world.delay(self.cluster.slowness[name] * times)
+        self.world.after(delay_ms, self.process, self._alive, self._step, query, name, generation)
 
-    def _step(self, query: PlayedQuery, slowness_ms: int) -> None:
+    def _step(self, query: PlayedQuery, name: str, generation: int) -> None:
         if not query.isActive:
             return
-        rng = self.world.random
-        if rng.random() < self.cluster.query_faults.task_fails:
+        rng, faults = self.world.random, self.cluster.query_faults
+        if faults.task_fails and rng.random() < faults.task_fails:
             query.task_fails = 1
-        if rng.random() < self.cluster.query_faults.runs_away:
+        if faults.runs_away and rng.random() < faults.runs_away:
+            self.world.note("the query of {} runs away", name)
             query.run(120)
         step = query.step()
-        if step is Step.COMMITTED and rng.random() < 0.2:
-            for _ in query.maintain():
-                pass
-        self._step_later(query, slowness_ms, times=8 if step is Step.WAITS else 1)
+        if step is Step.COMMITTED:
+            self.cluster.on_batch(generation, name, query)
+            if rng.random() < 0.2:
+                for _ in query.maintain():
+                    pass
+        self._step_later(query, name, generation, times=8 if step is Step.WAITS else 1)
+
+    def _maintain_later(self, query: PlayedQuery) -> None:
+        """Spark looks after the state of a query for a while after it was stopped."""
+        if self.world.random.random() < 0.3:
+            self.world.after(self.world.delay(200), self.process, self._alive, self._maintain, query)
+
+    def _maintain(self, query: PlayedQuery) -> None:
+        for _ in query.maintain():
+            pass

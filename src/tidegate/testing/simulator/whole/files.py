@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Iterable
 from io import BufferedIOBase
 from typing import Self
@@ -22,8 +23,22 @@ class Disk:
     def __init__(self, label: str) -> None:
         self.memory = Memory(label)
         self.on_created: Callable[[str, bytes], None] = lambda _name, _data: None
-        self.on_deleted: Callable[[], None] = lambda: None
+        self.on_deleted: Callable[[str], None] = lambda _name: None
         self.is_full = False
+        self.tears = False
+        """Whether a record that a process dies in creating is left torn."""
+        self.unforced: dict[str, None] = {}
+        """What a loss of power may take: written, and not forced to the disk."""
+
+    def lose_power(self, rng: random.Random) -> None:
+        for name in self.unforced:
+            data = self.memory.read(name)
+            if data is not None and rng.random() < 0.7:
+                if rng.random() < 0.5:
+                    self.memory.delete([name])
+                else:
+                    self.memory.write(name, data[: rng.randrange(len(data) + 1)])
+        self.unforced.clear()
 
 
 class Life:
@@ -43,13 +58,19 @@ class SeenFiles:
     """`Files` as a process sees them. With `fails`, as those of a store: calls fail, before or after they take effect,
     and what is created seems to be there already. Spark's own folders do not: but for a disk that is full."""
 
-    def __init__(self, disk: Disk, world: World, life: Life, *, fails: bool) -> None:
+    def __init__(
+        self, disk: Disk, world: World, life: Life, *, fails: bool, forces: bool = True, links_last: bool = False
+    ) -> None:
+        """`forces`: what is written is on the disk. `links_last`: also what is kept or copied, as where the files are
+        those of a table, which looks after itself."""
         self._disk = disk
         self._files: Files = disk.memory
         self._prefix = ""
         self._world = world
         self._life = life
         self._fails = fails
+        self._forces = forces
+        self._links_last = links_last
 
     def __repr__(self) -> str:
         return f"SeenFiles({self.location()!r})"
@@ -61,6 +82,7 @@ class SeenFiles:
     def at(self, folder: str, *, durable: bool = True) -> Self:
         below = object.__new__(type(self))
         below._disk, below._world, below._life, below._fails = self._disk, self._world, self._life, self._fails
+        below._forces, below._links_last = self._forces and durable, self._links_last
         below._files = self._files.at(folder, durable=durable)
         below._prefix = f"{self._prefix}{folder}/" if folder else self._prefix
         return below
@@ -107,17 +129,30 @@ class SeenFiles:
 
     # -- writing ----------------------------------------------------------------------------------
 
+    def _written(self, name: str, *, is_forced: bool) -> None:
+        if is_forced:
+            self._disk.unforced.pop(self._prefix + name, None)
+        else:
+            self._disk.unforced[self._prefix + name] = None
+
     def write(self, name: str, data: bytes) -> None:
         self._change()
         self._files.write(name, data)
+        self._written(name, is_forced=self._forces)
         self._answer()
 
     def create(self, name: str, data: bytes) -> bool:
-        self._change()
+        try:
+            self._change()
+        except Killed:
+            if self._disk.tears:
+                self._files.create(name, data[: self._world.random.choice((0, 0, len(data) // 2))])
+            raise
         if self._fails and self._world.chance(self._world.faults.seems_to_exist):
             return False
         created = self._files.create(name, data)
         if created:
+            self._written(name, is_forced=self._forces)
             self._disk.on_created(self._prefix + name, data)
         self._answer()
         return created
@@ -128,17 +163,21 @@ class SeenFiles:
 
     def keep(self, name: str, source: Files, source_name: str) -> None:
         self._change()
-        self._files.keep(name, source._files if isinstance(source, SeenFiles) else source, source_name)
+        if not self._files.exists(name):
+            self._files.copy(name, source._files if isinstance(source, SeenFiles) else source, source_name)
+            self._written(name, is_forced=self._links_last)
 
     def copy(self, name: str, source: Files, source_name: str) -> None:
         self._change()
         self._files.copy(name, source._files if isinstance(source, SeenFiles) else source, source_name)
+        self._written(name, is_forced=self._links_last)
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             self._call()
             self._files.delete([name])
-            self._disk.on_deleted()
+            self._disk.unforced.pop(self._prefix + name, None)
+            self._disk.on_deleted(self._prefix + name)
         self._answer()
 
     def make_folder(self, folder: str) -> None:
@@ -151,7 +190,11 @@ class SeenFiles:
         self, names: Iterable[str], known: Collection[object] = frozenset(), *, missing_ok: bool = False
     ) -> frozenset[object]:
         self._call()
-        return self._files.sync(names, known, missing_ok=missing_ok)
+        wanted = frozenset(names)
+        synced = self._files.sync(wanted, known, missing_ok=missing_ok)
+        for name in wanted - known if isinstance(known, frozenset | set) else wanted:
+            self._disk.unforced.pop(self._prefix + name, None)
+        return synced
 
     def forget_unwritten(self) -> None:
         self._files.forget_unwritten()

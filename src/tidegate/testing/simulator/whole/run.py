@@ -15,6 +15,7 @@ from tidegate.testing.simulator.checkers import SimulationFailure
 from tidegate.testing.simulator.dag import Dag, random_dag
 from tidegate.testing.simulator.run import Outcome
 from tidegate.testing.simulator.whole.cluster import QueryFaults, WholeCluster, WholeScenario
+from tidegate.testing.simulator.whole.remains import check_nothing_left, check_restorable
 from tidegate.testing.simulator.world import Faults, World
 
 _LIVENESS_MS: Final = 20_000
@@ -30,7 +31,7 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
     def up_to(most: int) -> int:
         return rng.randint(0, most) if rng.random() < 0.6 else 0
 
-    dag = random_dag(rng) if dag is None else dag
+    dag = random_dag(rng, reads_twice=0.2) if dag is None else dag
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
         dag=dag,
@@ -53,7 +54,9 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
             store_is_slow=sometimes(0.1),
             seems_to_exist=sometimes(0.1),
         ),
-        query_faults=QueryFaults(task_fails=sometimes(0.05), runs_away=sometimes(0.002)),
+        query_faults=QueryFaults(
+            task_fails=sometimes(0.05), runs_away=sometimes(0.001), dies_early=rng.choice((0.0, 0.0, 0.3))
+        ),
         fault_phase_ms=1_500,
         crashes=up_to(2),
         kills=up_to(3),
@@ -65,6 +68,10 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         backlog_segments=rng.choice((3, 1_000)),
         window=rng.choice((1, 256)),
         max_files=rng.choice((None, 1)),
+        requests=up_to(4),
+        damages=1 if rng.random() < 0.08 else 0,
+        power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
+        available_now=rng.choice((0.0, 0.0, 0.5)),
     )
 
 
@@ -88,7 +95,11 @@ def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: b
 
 def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     def shows_all() -> bool:
-        return cluster.checkers.exactly_once.shows_all(scenario.rows)
+        return cluster.refused is not None or cluster.checkers.exactly_once.shows_all(scenario.rows)
+
+    def is_at_rest() -> bool:
+        is_checkpointed = len(cluster.checkers.completions) > before and not cluster.waits_for_answers
+        return cluster.refused is not None or is_checkpointed
 
     cluster.start()
     cluster.world.run(scenario.fault_phase_ms)
@@ -97,9 +108,23 @@ def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     cluster.world.run(scenario.fault_phase_ms + _LIVENESS_MS, shows_all)
     if not shows_all():
         raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
-    cluster.world.run(cluster.world.now + _LIVENESS_MS, lambda: len(cluster.checkers.completions) > before)
+    cluster.world.run(cluster.world.now + _LIVENESS_MS, is_at_rest)
+    if cluster.refused is not None:
+        return
     if len(cluster.checkers.completions) == before:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
+    _end(cluster)
+
+
+def _end(cluster: WholeCluster) -> None:
+    """A user stops the run, after a last checkpoint, and looks at what is left."""
+    cluster.stop()
+    cluster.world.run(cluster.world.now + _LIVENESS_MS, lambda: cluster.has_ended and not cluster.waits_for_answers)
+    waiting = [user for user in cluster.users if not user.is_done]
+    if waiting or not cluster.has_ended:
+        raise SimulationFailure("Requests", f"nobody answers: {waiting}")
+    check_restorable(cluster)
+    check_nothing_left(cluster)
 
 
 def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str | None) -> Outcome:
@@ -111,7 +136,7 @@ def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str
         checker=checker,
         steps=cluster.world.steps,
         completions=tuple(checkers.completions),
-        aborted=0,
+        aborted=cluster.aborted,
         generations=checkers.log.generation,
         crashes=cluster.crashes,
         rows=scenario.rows,
@@ -120,7 +145,7 @@ def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str
             sink: sum(scenario.rows[scenario.dag.source_of[path]] for path in counts)
             for sink, counts in visible.items()
         },
-        refused=None,
+        refused=cluster.refused,
         trace=tuple(cluster.world.trace or ()),
         whole=True,
     )

@@ -1,0 +1,81 @@
+"""What must hold of a root when all has come to rest: what is retained can be restored, and nothing else is left."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.spark.filelog import restart_source_logs
+from tidegate.spark.snapshot import restore_checkpoint
+from tidegate.storage.inspection import look_through
+from tidegate.storage.memory import Memory
+from tidegate.storage.paths import RootPaths
+from tidegate.testing.played import PlayedFailure, PlayedQuery
+from tidegate.testing.simulator.checkers import SimulationFailure
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulator.whole.cluster import WholeCluster
+
+
+def check_restorable(cluster: WholeCluster) -> None:
+    """Every retained checkpoint can be restored, and holds the state that its stages had when they were cut."""
+    log, damaged = cluster.checkers.log, cluster.checkers.no_checkpoint_lost.damaged_checkpoints
+    for checkpoint_id in sorted(set(log.retained) - damaged):
+        record = log.completed(checkpoint_id)
+        assert record is not None
+        try:
+            _restore(cluster, record)
+        except (DamagedCheckpoint, PlayedFailure) as error:
+            raise SimulationFailure("Restorable", f"checkpoint {checkpoint_id}: {error}") from error
+
+
+def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
+    root: Any = cluster.disk.memory
+    manifest = look_through(root, record)
+    for name, stage in manifest.stages.items():
+        if stage.cut is None:
+            continue
+        scratch: Any = Memory("scratch")
+        restore_checkpoint(root, stage.files, scratch, name)
+        sources = cluster.sources_of(name)
+        if sources:
+            restart_source_logs(scratch, stage.cut, sources)
+        played = cluster.played_sources(name, record.generation, root, sources)
+        query = PlayedQuery(scratch, Memory("nothing"), played, cluster.plans[name], new_id=cluster.new_id)
+        query.take_up()
+        if query.batch != stage.cut:
+            raise PlayedFailure(f"{name} was cut at batch {stage.cut}, and restored at {query.batch}")
+        expected = cluster.states.get((record.generation, name, stage.cut))
+        if expected is not None and query.seen != expected:
+            raise PlayedFailure(f"{name} had seen {expected} at batch {stage.cut}, and has {query.seen} when restored")
+
+
+def check_nothing_left(cluster: WholeCluster) -> None:
+    """A run was stopped in order: in its root is nothing but what the checkpoints that it retains need, and what was
+    its own. Of its tables' staging, nothing of generations before."""
+    log = cluster.checkers.log
+    needed: set[str] = set()
+    for checkpoint_id in log.retained:
+        needed |= cluster.checkers.nothing_needed_deleted.references(checkpoint_id)
+    own = f"{RootPaths.generation(log.generation)}/stages/"
+    files = cluster.disk.memory.list(RootPaths.GENERATIONS)
+    left = [name for name in files if name not in needed and not name.startswith(own)]
+    left += cluster.disk.memory.list(RootPaths.REQUESTS)
+    for disk in cluster.lake.values():
+        generations = ((name, name.split("/")[3]) for name in disk.memory.list("staged"))
+        left += [name for name, number in generations if int(number) < log.generation]
+    if left:
+        raise SimulationFailure("NothingLeft", f"{len(left)} files are nobody's: {', '.join(left[:3])}")
+    _check_logs(cluster)
+
+
+def _check_logs(cluster: WholeCluster) -> None:
+    log, memory = cluster.checkers.log, cluster.disk.memory
+    slots = [RootPaths.slot_of(name) for name in memory.list(RootPaths.DECISIONS)]
+    behind = [slot for slot in slots if slot < log.first_slot]
+    if len(behind) > len(log.retained):
+        raise SimulationFailure("NothingLeft", f"{len(behind)} records of the log lie before its start: {behind}")
+    marks = memory.list(RootPaths.IDS)
+    if len(marks) > 2:
+        raise SimulationFailure("NothingLeft", f"{len(marks)} ids are still marked: {marks}")

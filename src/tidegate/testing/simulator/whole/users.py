@@ -1,0 +1,77 @@
+"""Users at other terminals: they ask the run that is alive for things, through the files of the root, and wait.
+
+What `engine/requests.py` does by waiting, they do in simulated time: make the request, make it again where a run that
+starts has removed it, and look for an answer until the run that they asked holds the root no more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tidegate.engine.requests import ANSWER, REQUEST, Answer, CancelCheckpoint, Request, StopRun, TakeCheckpoint
+from tidegate.protocol.names import checkpoint_id_of
+from tidegate.storage.paths import RootPaths
+from tidegate.testing.simulator.checkers import SimulationFailure
+
+if TYPE_CHECKING:
+    from tidegate.testing.simulator.whole.cluster import WholeCluster
+
+_ASKS_EVERY_MS: Final = 30
+
+
+class SimulatedUser:
+    """One request."""
+
+    def __init__(self, cluster: WholeCluster, request: Request, asked: str) -> None:
+        """`asked`: the run that holds the root."""
+        self._cluster = cluster
+        self._request = request
+        self._asked = asked
+        name = f"{RootPaths.REQUESTS}/{cluster.new_id()}"
+        self._names = (name + REQUEST, name + ANSWER)
+        self.is_done = False
+
+    def __repr__(self) -> str:
+        return f"{self._request} of {self._asked}"
+
+    def look(self) -> None:
+        memory, cluster = self._cluster.disk.memory, self._cluster
+        request, answer = self._names
+        is_alive = cluster.lock == self._asked  # before looking for the answer: a run's last act is to answer
+        data = memory.read(answer)
+        found = None if data is None else msgspec.json.decode(data, type=Answer)
+        if found is not None and found.outcome != "heard":
+            cluster.world.note("{} is answered: {} {}", self, found.outcome, found.why)
+            self._check(found)
+        elif is_alive:
+            if not memory.exists(request):
+                memory.write(request, msgspec.json.encode(self._request))
+            cluster.world.after(_ASKS_EVERY_MS, None, self.look)
+            return
+        self.is_done = True
+        memory.delete(self._names)
+
+    def _check(self, answer: Answer) -> None:
+        cluster = self._cluster
+        ids = [checkpoint_id_of(each.checkpoint) for each in answer.checkpoints]
+        completed = {each.record.checkpoint_id: each.record for each in cluster.checkers.completions}
+        match self._request:
+            case TakeCheckpoint() if answer.outcome == "done":
+                for checkpoint_id, said in zip(ids, answer.checkpoints, strict=True):
+                    if checkpoint_id not in completed:
+                        raise SimulationFailure("Requests", f"{checkpoint_id} was told to be taken, and is not")
+                    if self._request.full and not said.full:
+                        raise SimulationFailure("Requests", f"{checkpoint_id} is no full one, as {self} wanted")
+                    late = [sink for sink in cluster.dag.sinks if cluster.epoch_of(sink) < said.epoch]
+                    if late:
+                        raise SimulationFailure("Requests", f"{checkpoint_id} was told to be shown by {late[0]}")
+            case TakeCheckpoint() if any(each in completed for each in ids):
+                raise SimulationFailure("Requests", f"{ids} is told to have {answer.outcome}, and is complete")
+            case CancelCheckpoint() if answer.outcome == "done":
+                cluster.cancelled.update((each.generation, each.epoch) for each in answer.checkpoints)
+            case StopRun() if answer.outcome == "done":
+                cluster.check_drained(self._asked)
+            case _:
+                return
