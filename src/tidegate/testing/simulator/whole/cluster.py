@@ -358,7 +358,8 @@ class WholeCluster:
             driver.life.calls_left = None
         self.disk.tears = False
         self._feed()
-        self.world.after(50, None, self._take_over)
+        if self.world.random.random() < 0.5:  # else whoever runs goes on
+            self.world.after(50, None, self._take_over)
 
     def _supervise(self) -> None:
         """What was superseded by a run that has died since is started again somewhere, sooner or later."""

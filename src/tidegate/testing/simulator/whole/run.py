@@ -90,6 +90,8 @@ def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: b
             failure, checker = str(error), error.checker
         except (TidegateError, PlayedFailure) as error:
             failure, checker = f"{type(error).__name__}: {error}", "Protocol"
+        except Exception as error:  # of what runs: nothing there may fail but in words of its own
+            failure, checker = f"{type(error).__name__}: {error}", "Unexpected"
     return _outcome(seed, cluster, failure, checker)
 
 
@@ -113,16 +115,23 @@ def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
         return
     if len(cluster.checkers.completions) == before:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
+    _check_answered(cluster)
     _end(cluster)
+
+
+def _check_answered(cluster: WholeCluster) -> None:
+    waiting = [user for user in cluster.users if not user.is_done]
+    if waiting:
+        raise SimulationFailure("Requests", f"nobody answers: {waiting}")
 
 
 def _end(cluster: WholeCluster) -> None:
     """A user stops the run, after a last checkpoint, and looks at what is left."""
     cluster.stop()
     cluster.world.run(cluster.world.now + _LIVENESS_MS, lambda: cluster.has_ended and not cluster.waits_for_answers)
-    waiting = [user for user in cluster.users if not user.is_done]
-    if waiting or not cluster.has_ended:
-        raise SimulationFailure("Requests", f"nobody answers: {waiting}")
+    _check_answered(cluster)
+    if not cluster.has_ended:
+        raise SimulationFailure("Requests", "a run that was told to stop has not ended")
     check_restorable(cluster)
     check_nothing_left(cluster)
 

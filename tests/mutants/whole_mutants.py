@@ -1,0 +1,264 @@
+"""What runs around the choreography could get wrong, and the simulator sees where all of it runs (`--whole`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tests.mutants.mutation import Edit, Switch, rewrite
+from tidegate.engine import cleaning, launching
+from tidegate.engine.control import Desk
+from tidegate.engine.ending import Ending
+from tidegate.engine.root import Root
+from tidegate.engine.stage.inputs import Inputs
+from tidegate.engine.stage.output import StagedOutput
+from tidegate.engine.stage.running import RunningStage
+from tidegate.flows.leader import Leader
+from tidegate.flows.stage import StageCheckpoints
+from tidegate.protocol.config import AlignmentConfig
+from tidegate.spark import snapshot
+from tidegate.spark.gate import Gate
+from tidegate.spark.snapshot import Snapshotter
+from tidegate.storage.paths import _suffix
+from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
+
+
+class WholeMutant(NamedTuple):
+    """`checker`: who catches it, within so many seeds."""
+
+    name: str
+    defect: str
+    put_back: Switch
+    checker: str
+    seeds: int
+    scenario: Callable[[int], WholeScenario] = random_whole_scenario
+
+
+def unaligned(seed: int) -> WholeScenario:
+    """Everything is cut unaligned, and checkpoints are cancelled."""
+    whole = random_whole_scenario(seed)
+    alignment = AlignmentConfig(unaligned="always", timeout_ms=20, max_inflight_bytes=10**6)
+    config = msgspec.structs.replace(whole.config, alignment=alignment, max_retained=2)
+    rows = dict.fromkeys(whole.rows, 60)
+    return msgspec.structs.replace(whole, config=config, rows=rows, crashes=3, requests=6, damages=0)
+
+
+def powerless(seed: int) -> WholeScenario:
+    return msgspec.structs.replace(random_whole_scenario(seed), power_losses=4, damages=0)
+
+
+def stormy(seed: int) -> WholeScenario:
+    """Processes die often, and the store and the tables fail."""
+    whole = random_whole_scenario(seed)
+    faults = msgspec.structs.replace(whole.faults, store_fails=0.04, seems_to_exist=0.2)
+    rows = dict.fromkeys(whole.rows, 60)
+    return msgspec.structs.replace(whole, faults=faults, rows=rows, crashes=4, kills=4, damages=0)
+
+
+def asking(seed: int) -> WholeScenario:
+    whole = random_whole_scenario(seed)
+    faults = msgspec.structs.replace(whole.faults, store_fails=0.1)
+    return msgspec.structs.replace(whole, faults=faults, requests=12, crashes=0, kills=0, take_overs=0, damages=0)
+
+
+WHOLE_DEFECTS: Final = (
+    # -- cutting and storing
+    WholeMutant(
+        "a_part_of_an_aborted_checkpoint_is_finished",
+        "what was in flight to a checkpoint that was aborted is looked for, and forgotten by then",
+        rewrite(
+            Edit(
+                StageCheckpoints._finish_if_ready,
+                "or part.is_finishing or not self._is_wanted(part)",
+                "or part.is_finishing",
+            )
+        ),
+        "Unexpected",
+        60,
+        unaligned,
+    ),
+    WholeMutant(
+        "a_barrier_is_ahead_of_its_batch",
+        "the output of the batch behind which a stage is cut comes behind the barrier",
+        rewrite(
+            Edit(
+                RunningStage._take_up_batches,
+                "for each in taken:\n            self._hand_on(each)\n        moved, consumed_bytes =",
+                "ahead = self.inputs.moved()\n"
+                "self.checkpoints.on_committed(progress.batch + len(taken), ahead[0])\n"
+                "for each in taken:\n"
+                "    self._hand_on(each)\n"
+                "moved, consumed_bytes = ahead if ahead else",
+            ),
+            Edit(RunningStage._take_up_batches, "self.checkpoints.on_committed(progress.batch, moved)", "pass"),
+        ),
+        "RowsInOrder",
+        20,
+    ),
+    WholeMutant(
+        "a_snapshot_omits_the_last_change_log",
+        "of the state, the change log of the batch itself is left out",
+        rewrite(Edit(snapshot._store_files, "if number > version or", "if number >= version or")),
+        "Liveness",
+        40,
+    ),
+    WholeMutant(
+        "a_snapshot_is_not_forced",
+        "a checkpoint is decided whose files are not on the disk",
+        rewrite(Edit(RunningStage._sync, "self._on_disk = root.sync(named, known, missing_ok=True)", "pass")),
+        "NoCheckpointLost",
+        60,
+        powerless,
+    ),
+    WholeMutant(
+        "what_is_in_flight_is_not_referred_to",
+        "the segments in flight at a checkpoint are not among its files, and are deleted",
+        rewrite(
+            Edit(StageCheckpoints._report, "files=(*stored.files, *in_flight.files)", "files=stored.files"),
+        ),
+        "NothingNeededDeleted",
+        60,
+        unaligned,
+    ),
+    # -- reading
+    WholeMutant(
+        "a_gate_releases_out_of_order",
+        "of what waits at a gate, the last comes first",
+        rewrite(Edit(Gate.flush, "self._waiting.popleft() for", "self._waiting.pop() for")),
+        "RowsInOrder",
+        40,
+    ),
+    WholeMutant(
+        "two_looks_at_one_input_are_taken_for_one",
+        "a stage is cut behind a batch that has half consumed a segment",
+        rewrite(Edit(Inputs.consume, "return len({", "return True or len({")),
+        "RowsInOrder",
+        80,
+    ),
+    # -- restoring
+    WholeMutant(
+        "source_logs_are_not_restarted",
+        "a restored stage keeps its offsets in gates that are no more",
+        rewrite(Edit(launching.lay_out, "restart_source_logs(checkpoint, cut, sources)", "pass")),
+        "Liveness",
+        40,
+    ),
+    WholeMutant(
+        "what_is_in_flight_is_not_restored",
+        "a restored stage does not get what was in flight to it",
+        rewrite(Edit(RunningStage.open_gates, "self.inputs.release(name, segment)", "pass")),
+        "Liveness",
+        10,
+        unaligned,
+    ),
+    WholeMutant(
+        "two_attempts_share_a_folder",
+        "a source that was paused goes on where a batch was interrupted",
+        rewrite(Edit(_suffix, '"" if attempt == 1 else f"-{attempt}"', '""')),
+        "Liveness",
+        80,
+    ),
+    WholeMutant(
+        "a_torn_first_position_is_never_passed_over",
+        "after a loss of power before the first checkpoint, no run can be started any more",
+        rewrite(Edit(snapshot.first_position, "if older > relied_on and", "if False and")),
+        "NoCheckpointLost",
+        60,
+        powerless,
+    ),
+    WholeMutant(
+        "a_root_is_taken_that_is_not_there",
+        "a root whose owner could not be written is used, and taken for damaged later",
+        rewrite(
+            Edit(
+                Root._claim_root,
+                "if owner is None:\n            raise StoreUnavailable",
+                "owner = owner or RootOwner(self.pipeline, root_id)\nif owner is None:\n    raise StoreUnavailable",
+            )
+        ),
+        "Liveness",
+        60,
+        stormy,
+    ),
+    # -- showing
+    WholeMutant(
+        "staged_rows_are_dropped_before_they_are_shown",
+        "what a sink has staged is deleted one batch too early",
+        rewrite(
+            Edit(
+                StagedOutput.on_visible,
+                "done = [each for each in self._staged if each.batch <= through_batch]",
+                "done = [each for each in self._staged if each.batch <= through_batch + 1]",
+            )
+        ),
+        "NoCheckpointLost",
+        40,
+    ),
+    # -- cleaning up
+    WholeMutant(
+        "cleaning_deletes_the_visible_one_too",
+        "what was kept for the newest checkpoint is offered for deletion, and more than the retained ones need goes",
+        rewrite(
+            Edit(cleaning.CleaningPlan._own, "(RootPaths.kept_for(name) or self.visible) < self.visible", "True"),
+        ),
+        "NothingNeededDeleted",
+        40,
+    ),
+    WholeMutant(
+        "consumed_is_what_one_reader_has_consumed",
+        "a segment is deleted when the fastest of its readers has consumed it",
+        rewrite(
+            Edit(
+                cleaning.plan_after,
+                "take_consumed(min(reports[each.name].positions[name] for each in readers))",
+                "take_consumed(max(each.inputs.position(name) for each in readers))",
+            )
+        ),
+        "NothingNeededDeleted",
+        40,
+    ),
+    WholeMutant(
+        "nobody_cleans_up_after_the_last_one",
+        "a checkpoint that is shown while the one before it is being cleaned up after is not cleaned up after",
+        rewrite(
+            Edit(
+                Leader._clean_up,
+                "while cleaned_after < self._to_clean_after:",
+                "if cleaned_after < self._to_clean_after:",
+            )
+        ),
+        "NothingLeft",
+        20,
+    ),
+    WholeMutant(
+        "a_full_snapshot_leaves_its_links",
+        "what a full snapshot was copied from stays",
+        rewrite(Edit(Snapshotter.take, "self._root.delete(fresh.values())", "pass")),
+        "NothingLeft",
+        60,
+    ),
+    # -- telling, and being told
+    WholeMutant(
+        "an_answer_that_cannot_be_written_is_lost",
+        "a store that fails once leaves a user without an answer",
+        rewrite(Edit(Desk._write_answer, "self._answers.put((name, answer))", "pass")),
+        "Requests",
+        120,
+        asking,
+    ),
+    WholeMutant(
+        "a_run_stops_without_a_last_checkpoint",
+        "what was consumed since the last checkpoint is said to be kept",
+        rewrite(
+            Edit(
+                Ending.is_over,
+                "if last is None:\n        return False",
+                "if last is None:\n        return False\nif not generation.coordinator.active:\n    return True",
+            )
+        ),
+        "NothingLeft",
+        40,
+    ),
+)
