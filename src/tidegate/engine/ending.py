@@ -17,23 +17,27 @@ class Ending:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._last: int | None = None
+        self._is_wanted = False
         self._waited_at: dict[str, int] = {}
 
     @property
     def is_begun(self) -> bool:
-        """Whether the last checkpoint is under way."""
-        return self._last is not None
+        return self._is_wanted
 
     def begin(self) -> None:
         """Take the last checkpoint: now, or in one of the next rounds."""
-        if self._last is None:
-            try:
-                self._last = self._generation.trigger(Flag.DRAIN)
-            except CheckpointError:
-                return  # one is in progress: after it
+        self._is_wanted = True
+
+    def _take(self) -> None:
+        try:
+            self._last = self._generation.trigger(Flag.DRAIN)
+        except CheckpointError:
+            return  # one is in progress: right after it, before the next one is due
 
     def is_over(self) -> bool:
-        """Whether it was taken, and everybody shows it. If it was aborted, it is to be begun again."""
+        """Whether it was taken, and everybody shows it. Called in every round: one that was aborted is taken again."""
+        if self._is_wanted and self._last is None:
+            self._take()
         generation, last = self._generation, self._last
         if last is None:
             return False

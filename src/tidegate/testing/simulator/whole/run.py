@@ -19,6 +19,8 @@ from tidegate.testing.simulator.whole.remains import check_nothing_left, check_r
 from tidegate.testing.simulator.world import Faults, World
 
 _LIVENESS_MS: Final = 20_000
+_LATE_MS: Final = 1_000
+"""So long after the faults, nothing that was asleep or on its way comes any more: it would seem to be left over."""
 
 
 def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
@@ -116,6 +118,7 @@ def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     if len(cluster.checkers.completions) == before:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
     _check_answered(cluster)
+    cluster.world.run(scenario.fault_phase_ms + _LATE_MS)
     _end(cluster)
 
 
