@@ -110,12 +110,12 @@ def test_a_batch_costs_the_same_after_many_batches_as_after_few(tmp_path: Path) 
         return found
 
     with played(tmp_path / "few", after_batches=FEW) as pipeline:
-        few = [twenty_batches(pipeline) for _ in range(14)]
+        few = [twenty_batches(pipeline) for _ in range(20)]
         assert few[-1] == few[-3]
     with played(tmp_path / "many", after_batches=MANY) as pipeline:
-        many = [twenty_batches(pipeline) for _ in range(14)]
+        many = [twenty_batches(pipeline) for _ in range(20)]
         assert many[-1] == few[-1]
-        assert pipeline.table.batches == list(range(MANY, MANY + 14 * 20))
+        assert pipeline.table.batches == list(range(MANY, MANY + 20 * 20))
 
 
 @pytest.mark.slow
