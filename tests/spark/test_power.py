@@ -257,7 +257,10 @@ def test_a_run_that_loses_its_power_goes_on_from_what_is_on_the_disk(tmp_path: P
 
     assert lose_power(disk, tmp_path / "durable") > 10
     process = machine.start("--available-now")
-    assert process.wait(_PATIENCE_S) == 0, machine.said
+    try:
+        assert process.wait(_PATIENCE_S) == 0, machine.said
+    finally:
+        process.kill()
     assert "torn" not in machine.said
     ids = Counter({(each,): 1 for each in range(machine.rows)})
     assert table_rows(machine.order_table, ["id"]) == ids
