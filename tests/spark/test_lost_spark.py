@@ -126,6 +126,7 @@ from pathlib import Path
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
 sys.path.insert(0, sys.argv[1])
 from pyspark.sql import SparkSession
+from tidegate.engine.run import run_pipeline
 from tidegate.errors import SparkLost
 import lost
 
@@ -138,7 +139,7 @@ def stop_spark(status):
         stopping[0].start()
 
 try:
-    lost.pipeline.run(Path(sys.argv[1]) / "root", session, view=stop_spark, checkpoint_interval="300ms")
+    run_pipeline(lost.pipeline, Path(sys.argv[1]) / "root", session, view=stop_spark, checkpoint_interval="300ms")
 except SparkLost as error:
     print("told:", error)
 """

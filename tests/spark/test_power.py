@@ -48,9 +48,9 @@ class Machine:
         self._files = 0
         (folder / "durable").mkdir()
 
-    def feed(self) -> None:
-        write_input(self.folder / "orders", _FILES, _ROWS_PER_FILE, first_file=self._files)
-        self._files += _FILES
+    def feed(self, files: int = _FILES) -> None:
+        write_input(self.folder / "orders", files, _ROWS_PER_FILE, first_file=self._files)
+        self._files += files
 
     @property
     def rows(self) -> int:
@@ -82,7 +82,7 @@ class Machine:
 
     def feed_until(self, condition: Callable[[], bool]) -> None:
         def is_met() -> bool:
-            self.feed()
+            self.feed(1)
             return condition()
 
         self._await(is_met, pause_s=0.3)
