@@ -32,6 +32,7 @@ COMMANDS: dict[str, list[str] | None] = {
     "tidegate demo": None,  # takes long, below
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
+    "tidegate simulate --whole --seeds 200": ["tidegate", "simulate", "--whole", "--seeds", "4"],
     "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev soak": ["tidegate", "simulate", "--seeds", "1"],

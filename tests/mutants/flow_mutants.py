@@ -374,7 +374,7 @@ FLOW_DEFECTS: Final = (
                 "answer, log = await self._store.claim(proposed)",
                 "self.log.append(proposed)\n"
                 "self._reports[checkpoint_id] = reports\n"
-                "await self._clean_up(checkpoint_id)\n"
+                "await self._remove_unneeded(checkpoint_id)\n"
                 "answer, log = await self._store.claim(proposed)",
             ),
         ),
