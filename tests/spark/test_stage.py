@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.errors import StreamingQueryException
 
@@ -24,6 +25,7 @@ from tidegate.sinks.contract import decode_committable
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
+from tidegate.storage.manifest import SourceStream
 from tidegate.testing.played import Plan, Step
 
 
@@ -350,3 +352,13 @@ def test_a_checkpoint_that_is_due_and_not_begun_says_what_holds_it_back(
         assert held.by is Obstacle.SINKS_LAG
         pipeline.table.may_commit.set()
         pipeline.poll_until(lambda: pipeline.generation.completed(3))
+
+
+def test_a_topic_that_came_to_a_source_is_known_to_the_next_manifest(tmp_path: Path) -> None:
+    with played(tmp_path) as pipeline:
+        pipeline.checkpoint()
+        shape = pipeline.generation.shape
+        grown = SourceStream("kafka", {"subscribePattern": "visit-.*"}, {"visit-1": "an id", "visit-2": "another"})
+        shape["rows"] = msgspec.structs.replace(shape["rows"], streams=(grown,))
+        pipeline.checkpoint()
+        assert pipeline.newest().shape["rows"].streams == (grown,)

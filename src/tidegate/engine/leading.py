@@ -132,9 +132,10 @@ class Leading:
         clock: Clock,
         commit_ms: int,
     ) -> None:
+        """`shape`: looked at for each manifest, because topics may come to a source."""
         self._pipeline = pipeline
         self._generation = generation
-        self._shape = dict(shape)
+        self._shape = shape
         self._files = files
         self._decisions = StoredDecisions(files)
         self._sinks = sinks
@@ -195,7 +196,7 @@ class Leading:
             triggered_at=as_moment(at),
             duration_ms=duration_ms,
             min_watermark_ms=request.min_watermark_ms,
-            shape=self._shape,
+            shape=dict(self._shape),
             stages={name: _snapshot_in(report) for name, report in checkpoint.reports.items()},
         )
         name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
