@@ -289,7 +289,7 @@ def test_a_lock_that_cannot_be_taken_later_does_not_fail_the_run(
         paths = pipeline.root.paths
         with speaking(paths.root) as remote:
             monkeypatch.setattr(RootLock, "take_if_free", refuse)
-            monkeypatch.setattr("tidegate.engine.control._WRITE_EVERY_S", 0.0)
+            monkeypatch.setattr("tidegate.engine.control._WRITE_EVERY_MS", 0)
             assert remote.update(pipeline.generation).state == "running"
 
 
