@@ -120,12 +120,7 @@ def test_batches_and_barriers_flow_while_the_store_is_slow_with_a_checkpoint(tmp
         shown = pipeline.newest().stages["table"].cut
         assert shown is not None
         assert pipeline.table.batches == list(range(shown + 1))
-        flow_until(pipeline, store, lambda: not carried_out())  # else the stop would wait for it
-
-
-def carried_out() -> list[str]:
-    """What is being carried out beside the control thread."""
-    return [each.name for each in threading.enumerate() if each.name.startswith("tidegate-")]
+        flow_until(pipeline, store, lambda: generation.carrier.is_idle)  # else the stop would wait for it
 
 
 # -- a store that fails -----------------------------------------------------------------------------

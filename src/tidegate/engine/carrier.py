@@ -105,6 +105,11 @@ class Carrier:
                 error = step.future.exception()
                 self._resume(step, None if error is not None else step.future.result(), error)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no flow waits for anything."""
+        return not self._waiting
+
     def stop(self, waits_s: Callable[[Request[Any]], float]) -> None:
         """No flow goes on. What is being carried out is waited for, for so long."""
         self._is_stopped = True
