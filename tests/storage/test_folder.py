@@ -99,12 +99,13 @@ def test_a_disk_that_fails_is_an_unavailable_store(files: Folder, monkeypatch: p
     def fsync(_: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
+    files.write("there", b"content")
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(StoreUnavailable, match=r"could not create /.*/root/decisions/1"):
         files.create("decisions/1", b"content")
     assert files.read("decisions/1") is None
     with pytest.raises(NotDurable, match="cannot be forced to the disk: "):
-        files.sync(["decisions"])
+        files.sync(["there"])
 
 
 # As root, which tests may run as, no folder is unwritable; but nothing can be written below a file.
