@@ -368,9 +368,15 @@ class Checkers:
         self.nothing_after_drain = NothingAfterDrain()
 
     def on_claimed(self, record: Decision, objects: Mapping[str, Any]) -> None:
-        """A record was created in the store. Below the start of the log it means nothing."""
+        """A record was created in the store."""
+        before = self.take(record)
+        if before is not None and isinstance(record, CheckpointCompleted):
+            self._on_completed(record, objects, before)
+
+    def take(self, record: Decision) -> list[int] | None:
+        """Into the true log. Returns its lineage before, newest first; None: below the start it means nothing."""
         if record.slot < self.log.first_slot:
-            return
+            return None
         if isinstance(record, GenerationOpened):
             self.no_checkpoint_lost.on_opened(record, self.log)
         before = [each.checkpoint_id for each in self.log.lineage()]
@@ -378,8 +384,7 @@ class Checkers:
             self.log.append(record)
         except TidegateError as error:
             raise SimulationFailure("DecisionLog", str(error)) from error
-        if isinstance(record, CheckpointCompleted):
-            self._on_completed(record, objects, before)
+        return before
 
     def _on_completed(self, record: CheckpointCompleted, objects: Mapping[str, Any], before: list[int]) -> None:
         manifest: Manifest = objects[record.manifest].value

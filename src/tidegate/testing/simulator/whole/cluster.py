@@ -11,10 +11,10 @@ import msgspec
 
 from tidegate.engine.leading import reports_in
 from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
-from tidegate.errors import RecoveryRefused, SinkFailed, TidegateError
+from tidegate.errors import RecoveryRefused, SinkFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.decision_log import CheckpointCompleted, GenerationOpened, decode_decision
+from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.manifest import SourceStream, StageShape, decode_manifest
@@ -233,17 +233,8 @@ class WholeCluster:
         if not name.startswith(f"{RootPaths.DECISIONS}/"):
             return
         record = decode_decision(data, name)
-        checkers = self.checkers
-        if record.slot < checkers.log.first_slot:
-            return
-        if isinstance(record, GenerationOpened):
-            checkers.no_checkpoint_lost.on_opened(record, checkers.log)
-        before = [each.checkpoint_id for each in checkers.log.lineage()]
-        try:
-            checkers.log.append(record)
-        except TidegateError as error:
-            raise SimulationFailure("DecisionLog", str(error)) from error
-        if isinstance(record, CheckpointCompleted):
+        before = self.checkers.take(record)
+        if before is not None and isinstance(record, CheckpointCompleted):
             self._on_completed(record, before)
 
     def _on_completed(self, record: CheckpointCompleted, before: list[int]) -> None:
