@@ -59,9 +59,11 @@ def the_control_thread_does_not_wait_for_the_store() -> None:
             remote.restarting("for a test")
             done.set()
 
-        threading.Thread(target=restart, daemon=True).start()
+        control = threading.Thread(target=restart, daemon=True)
+        control.start()
         is_done = done.wait(2)
         files.moves.set()
+        control.join()  # a mutant's still writes into the folder, which is removed next
         assert is_done
 
 
