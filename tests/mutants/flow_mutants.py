@@ -279,7 +279,7 @@ FLOW_DEFECTS: Final = (
         "an input that is at its barrier goes on flowing",
         rewrite(
             Edit(Aligner.is_open, "return not self._input(name).closed", "return True"),
-            Edit(Aligner.on_segment, "if source.closed or source.ended:", "if source.ended:"),
+            Edit(Aligner.on_segment, "if source.closed:", "if False:"),
         ),
         Simulated("ConsistentCut", 20),
     ),

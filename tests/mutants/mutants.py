@@ -127,7 +127,7 @@ ALIGNER: Final = (
         "inputs_ahead_are_buffered_without_bound",
         Section.ALIGNER,
         "the buffer is unbounded",
-        rewrite(Edit(Aligner.on_segment, "if source.closed or source.ended:", "if source.ended:")),
+        rewrite(Edit(Aligner.on_segment, "if source.closed:", "if False:")),
         properties.nothing_is_taken_from_an_input_that_is_ahead,
     ),
     Mutant(
@@ -375,7 +375,7 @@ UNALIGNED: Final = (
         "at_most_128_inputs",
         Section.UNALIGNED,
         "at most 128 inputs",
-        rewrite(Edit(Aligner._start, "self._inputs.items()", "list(self._inputs.items())[:128]")),
+        rewrite(Edit(Aligner._start, "set(self._inputs)", "set(list(self._inputs)[:128])")),
         properties.every_input_is_waited_for_however_many,
     ),
     Mutant(

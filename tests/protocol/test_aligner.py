@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.protocol.unchanged import unchanged
-from tidegate.errors import BarrierConflict, CheckpointInProgress, ProtocolViolation, UnknownInput
+from tidegate.errors import BarrierConflict, ProtocolViolation, UnknownInput
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -67,9 +67,6 @@ class Stage:
     def commit(self, **positions: int) -> list[Action]:
         self.batch += 1
         return self.aligner.on_committed(self.batch, positions, self.now_ms)
-
-    def end(self, name: str) -> list[Action]:
-        return self.aligner.on_ended(name, self.now_ms)
 
     def wait(self, ms: int) -> list[Action]:
         self.now_ms += ms
@@ -228,7 +225,7 @@ class TestUnalignedOnTimeout:
         assert stage.aligner.phase_of(1) is AlignmentPhase.RECORDING
         assert stage.aligner.waiting_for(1) == {"b"}
 
-    @pytest.mark.parametrize("event", ["barrier", "batch", "end"])
+    @pytest.mark.parametrize("event", ["barrier", "batch"])
     def test_the_timeout_is_noticed_whatever_happens_after_it(self, event: str) -> None:
         stage = Stage("a", "b", "c", unaligned="on_timeout", timeout_ms=100)
         stage.segments("a", 2)
@@ -237,7 +234,6 @@ class TestUnalignedOnTimeout:
         happened = {
             "barrier": lambda: stage.barrier("b", 1),
             "batch": lambda: stage.commit(a=1),
-            "end": lambda: stage.end("b"),
         }
         (cut,) = cuts(happened[event]())
         assert cut.cause is CutCause.TIMEOUT
@@ -510,8 +506,6 @@ class TestBarriersThatDoNotFit:
             aligner.on_barrier("c", Barrier(1, 1, CANCEL), 0)
         with unchanged(aligner), pytest.raises(UnknownInput):
             aligner.on_segment("c", 1, 1)
-        with unchanged(aligner), pytest.raises(UnknownInput):
-            aligner.on_ended("c", 0)
         with unchanged(aligner), pytest.raises(UnknownInput):
             aligner.on_committed(0, {"c": 0}, 0)
         with unchanged(aligner), pytest.raises(UnknownInput):
@@ -814,100 +808,6 @@ class TestTheBound:
         stage.barrier("a", 1)
         assert stage.segments("a", 10) == []
         assert stage.under_way() == [1]
-
-
-class TestInputsThatEnd:
-    def test_an_input_that_has_ended_counts_as_aligned_once_its_last_segment_is_consumed(self) -> None:
-        stage = Stage("a", "b")
-        stage.segments("b", 2)
-        stage.barrier("a", 1)
-        assert stage.end("b") == []
-        assert stage.aligner.waiting_for(1) == frozenset()
-        assert stage.commit(b=1) == []
-        (cut,) = cuts(stage.commit(b=2))
-        assert (cut.cause, cut.positions) == (CutCause.ALIGNED, {"a": 0, "b": 2})
-
-    def test_an_end_that_was_all_that_was_waited_for_cuts(self) -> None:
-        stage = Stage("a", "b")
-        stage.barrier("a", 1)
-        (cut,) = cuts(stage.end("b"))
-        assert cut.cause is CutCause.ALIGNED
-
-    def test_a_checkpoint_that_starts_later_does_not_wait_for_it(self) -> None:
-        stage = Stage("a", "b")
-        stage.end("b")
-        assert cuts(stage.barrier("a", 1))
-
-    def test_an_end_closes_the_recording_with_all_that_the_input_delivered(self) -> None:
-        stage = Stage("a", "b", unaligned="always")
-        stage.barrier("a", 1)
-        stage.segments("b", 3)
-        assert stage.end("b") == [Captured(1, (InFlight("b", 0, 3, 30),))]
-
-    def test_an_end_closes_every_recording(self) -> None:
-        stage = Stage("a", "b", unaligned="always")
-        stage.barrier("a", 1)
-        stage.segments("b")
-        stage.barrier("a", 2)
-        assert stage.end("b") == [
-            Captured(1, (InFlight("b", 0, 1, 10),)),
-            Captured(2, (InFlight("b", 0, 1, 10),)),
-        ]
-
-    def test_what_an_ended_input_delivered_and_was_not_consumed_is_in_flight(self) -> None:
-        stage = Stage("a", "b", unaligned="on_timeout")
-        stage.segments("b", 3)
-        stage.commit(b=1)
-        stage.end("b")
-        stage.barrier("a", 1)
-        assert captured(stage.wait(100)) == [Captured(1, (InFlight("b", 1, 3, 20),))]
-
-    def test_nothing_comes_after_the_end(self) -> None:
-        stage = Stage("a", "b")
-        stage.end("a")
-        with unchanged(stage.aligner), pytest.raises(ProtocolViolation, match="it is ended"):
-            stage.segments("a")
-        with unchanged(stage.aligner), pytest.raises(ProtocolViolation):
-            stage.barrier("a", 1)
-        stage.barrier("b", 1)
-
-    def test_an_input_ends_once(self) -> None:
-        stage = Stage("a", "b")
-        stage.end("a")
-        with unchanged(stage.aligner):
-            assert stage.end("a") == []
-        with pytest.raises(ProtocolViolation, match="takes its barriers from its inputs"):
-            stage.inject(1)
-
-    def test_when_all_inputs_have_ended_the_barrier_is_injected(self) -> None:
-        stage = Stage("a", "b")
-        stage.segments("a", 2)
-        stage.end("a")
-        stage.end("b")
-        assert stage.inject(1) == []
-        assert stage.commit(a=2) == [
-            Cut(Barrier(1, 1), 0, {"a": 2, "b": 0}, CutCause.ALIGNED, 0),
-            Captured(1, ()),
-        ]
-
-    def test_while_one_input_lives_no_barrier_is_injected(self) -> None:
-        stage = Stage("a", "b")
-        stage.end("a")
-        with unchanged(stage.aligner), pytest.raises(ProtocolViolation, match="takes its barriers"):
-            stage.inject(1)
-
-    def test_a_barrier_is_not_injected_over_one_that_still_aligns(self) -> None:
-        stage = Stage("a")
-        stage.segments("a")
-        stage.end("a")
-        stage.inject(1)
-        with (
-            unchanged(stage.aligner),
-            pytest.raises(CheckpointInProgress, match="still aligning checkpoint 1"),
-        ):
-            stage.inject(2)
-        stage.commit(a=1)
-        assert cuts(stage.inject(2))
 
 
 class TestASource:

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import unchanged
-from tidegate.errors import BarrierConflict, CheckpointInProgress, ProtocolViolation, UnknownInput
+from tidegate.errors import BarrierConflict, ProtocolViolation, UnknownInput
 from tidegate.protocol.aligner import (
     Abandoned,
     Action,
@@ -66,8 +66,6 @@ STEPS = steps(
     (4, "time_passes", {"ms": st.sampled_from([1, 9, TIMEOUT_MS, 50])}),
     (1, "the_coordinator_aborts_a_checkpoint", {"older": st.integers(0, 2)}),
     (1, "an_upstream_sends_a_cancel", {"number": which, "older": st.integers(0, 2)}),
-    (1, "an_upstream_finishes", {"number": which}),
-    (1, "a_barrier_is_injected", {"flags": st.sampled_from(FLAGS), "gap": st.integers(0, 1)}),
     (1, "somebody_breaks_the_protocol", {"number": which, "what": st.integers(0, 3)}),
     (1, "a_checkpoint_that_every_upstream_sends_ends", {}),
 )
@@ -81,8 +79,6 @@ class Channel:
         self.messages: list[int | Barrier] = []
         self.cursor = 0
         self.newest_barrier = 0
-        self.is_finished = False
-        self.has_ended = False
         self.consumed = start
 
     def count(self, through: int) -> int:
@@ -153,10 +149,6 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
     # -- what the model can tell ------------------------------------------------------------------
 
     @property
-    def live(self) -> set[str]:
-        return {name for name, channel in self.channels.items() if not channel.has_ended}
-
-    @property
     def active(self) -> dict[int, Part]:
         return {number: part for number, part in self.parts.items() if part.end is None}
 
@@ -165,7 +157,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         return next((part for part in self.active.values() if part.cut_at is None), None)
 
     def missing(self, part: Part) -> set[str]:
-        return self.live - part.arrived
+        return set(self.names) - part.arrived
 
     @property
     def unconsumed_bytes(self) -> int:
@@ -295,8 +287,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         return self.channels[self.names[number % len(self.names)]]
 
     def an_upstream_sends_segments(self, number: int, sent: list[int], is_read: bool) -> None:
-        if not self.channel(number).is_finished:
-            self.channel(number).messages += sent
+        self.channel(number).messages += sent
         if is_read:
             self.the_stage_reads(number)
 
@@ -305,13 +296,12 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
     ) -> None:
         """Of a checkpoint that others have sent already, or of a new one. It may have missed some."""
         channel = self.channel(number)
-        if not channel.is_finished:
-            while len(ahead := self.not_sent(channel)) <= skipped:
-                self.trigger(flags)
-            barrier = ahead[skipped]
-            channel.newest_barrier = barrier.checkpoint_id
-            falls_back = is_fallen_back and self.mode != "never" and not barrier.is_drain
-            channel.messages.append(barrier.as_unaligned() if falls_back else barrier)
+        while len(ahead := self.not_sent(channel)) <= skipped:
+            self.trigger(flags)
+        barrier = ahead[skipped]
+        channel.newest_barrier = barrier.checkpoint_id
+        falls_back = is_fallen_back and self.mode != "never" and not barrier.is_drain
+        channel.messages.append(barrier.as_unaligned() if falls_back else barrier)
         if is_read:
             self.the_stage_reads(number)
 
@@ -325,13 +315,10 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
 
     def an_upstream_sends_a_cancel(self, number: int, older: int) -> None:
         channel = self.channel(number)
-        if self.triggered and not channel.is_finished:
+        if self.triggered:
             barrier = self.triggered[-1 - older % len(self.triggered)]
             channel.messages.append(barrier.as_cancel())
             channel.newest_barrier = max(channel.newest_barrier, barrier.checkpoint_id)
-
-    def an_upstream_finishes(self, number: int) -> None:
-        self.channel(number).is_finished = True
 
     # -- what the stage does ----------------------------------------------------------------------
 
@@ -343,7 +330,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         """Whether there was anything to be read."""
         channel = self.channels[name]
         if channel.cursor == len(channel.messages):
-            return self.read_end(name, channel)
+            return False
         message = channel.messages[channel.cursor]
         if not self.aligner.is_open(name):
             self.refuses_behind_a_closed_gate(name, message)
@@ -355,13 +342,6 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
             self.cancel(message, name)
         else:
             self.deliver(name, message)
-        return True
-
-    def read_end(self, name: str, channel: Channel) -> bool:
-        if channel.has_ended or not channel.is_finished:
-            return False
-        channel.has_ended = True
-        self.obey(self.aligner.on_ended(name, self.now_ms))
         return True
 
     def refuses_behind_a_closed_gate(self, name: str, message: int | Barrier) -> None:
@@ -437,27 +417,6 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         self.obey(actions, barrier, name)
         self.told_cancelled.add(number)
 
-    def a_barrier_is_injected(self, flags: int, gap: int) -> None:
-        """Where all inputs have ended."""
-        if self.live:
-            return
-        barrier = self.trigger(flags) if gap or not self.triggered else self.triggered[-1]
-        number = barrier.checkpoint_id
-        if (why := self.why_ignored(number)) is not None or number in self.active:
-            with unchanged(self.aligner):
-                expected = Ignored(None, number, why or IgnoreReason.STALE)
-                assert self.aligner.on_injected(barrier, self.now_ms) == [expected]
-        elif self.drained_by is not None:
-            with unchanged(self.aligner), pytest.raises(ProtocolViolation):
-                self.aligner.on_injected(barrier, self.now_ms)
-        elif self.aligning is not None:
-            with unchanged(self.aligner), pytest.raises(CheckpointInProgress):
-                self.aligner.on_injected(barrier, self.now_ms)
-        else:
-            self.parts[number] = Part(barrier, self.now_ms)
-            self.newest_started = number
-            self.obey(self.aligner.on_injected(barrier, self.now_ms), barrier)
-
     # -- what nobody may do -----------------------------------------------------------------------
 
     def somebody_breaks_the_protocol(self, number: int, what: int) -> None:
@@ -499,7 +458,7 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
         part = list(self.active.values())[number % len(self.active)]
         checkpoint_id = part.barrier.checkpoint_id
         for name in self.names:
-            if name in part.arrived or name not in self.live:
+            if name in part.arrived:
                 with unchanged(self.aligner):
                     assert self.aligner.on_barrier(name, part.barrier, self.now_ms) == [
                         Ignored(name, checkpoint_id, IgnoreReason.DUPLICATE)
@@ -528,9 +487,9 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
     def gates_are_closed_exactly_where_the_barrier_of_the_aligning_checkpoint_has_arrived(self) -> None:
         assert {name for name in self.names if not self.aligner.is_open(name)} == self.closed
         assert self.aligner.is_drained == (self.drained_by is not None)
-        if self.drained_by is not None and self.live:
-            assert self.closed >= self.live
-        elif self.drained_by is None:
+        if self.drained_by is not None:
+            assert self.closed == set(self.names)
+        else:
             assert self.closed == (set() if self.aligning is None else self.aligning.arrived)
 
     @invariant()
@@ -551,26 +510,19 @@ class AlignerAgainstAModel(RuleBasedStateMachine):
 
     def a_checkpoint_that_every_upstream_sends_ends(self) -> None:
         """Liveness: whatever went before, the next checkpoint is captured, or given up by its bound alone."""
-        if not self.live:
-            return
         if self.drained_by is not None:
             self.cancel(Barrier(self.drained_by, self.drained_by), None)
         barrier = self.trigger(0)
-        for name in self.names:
-            channel = self.channels[name]
-            if not channel.is_finished:
-                channel.messages.append(barrier)
-                channel.newest_barrier = barrier.checkpoint_id
-        senders = [name for name in self.names if not self.channels[name].is_finished]
+        for channel in self.channels.values():
+            channel.messages.append(barrier)
+            channel.newest_barrier = barrier.checkpoint_id
         while self.parts.get(barrier.checkpoint_id) is None or self.active:
             if self.drained_by is not None:
                 self.cancel(Barrier(self.drained_by, self.drained_by), None)
             moved = [self.read(name) for name in self.names]
             waited = not self.everything_is_consumed
             self.spark_commits_a_batch((4, 4, 4), 1)
-            assert any(moved) or waited or not senders, "the stage is stuck"
-            if not senders and not any(moved):
-                return
+            assert any(moved) or waited, "the stage is stuck"
         end = self.parts[barrier.checkpoint_id].end
         assert isinstance(end, Captured) or (end is not None and end.why is AlignmentEvent.OVER_BOUND)
 

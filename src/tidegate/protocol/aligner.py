@@ -22,7 +22,6 @@ Guarantees:
   there, so that a bound that is too small costs one checkpoint and not all of them. Where that one ends uncut,
   because an input is silent, the one after it does not wait again.
 - A sink and a DRAIN barrier are never cut unaligned. After a DRAIN cut nothing flows and nothing is cut.
-- An input that has ended counts as aligned once its last segment is consumed.
 - A message costs O(1), but for the one that starts, cuts or ends a checkpoint: O(inputs). A commit costs what
   it consumed.
 
@@ -39,7 +38,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.errors import BarrierConflict, CheckpointInProgress, ProtocolViolation, UnknownInput
+from tidegate.errors import BarrierConflict, ProtocolViolation, UnknownInput
 from tidegate.protocol.config import AlignmentConfig
 from tidegate.protocol.messages import Barrier
 from tidegate.protocol.transitions import step
@@ -181,12 +180,11 @@ Actions = list[Action]
 class _Input:
     """What is known of one input. `unconsumed` holds (sequence, bytes) of released segments."""
 
-    __slots__ = ("closed", "ended", "last_sequence", "name", "position", "unconsumed", "unconsumed_bytes")
+    __slots__ = ("closed", "last_sequence", "name", "position", "unconsumed", "unconsumed_bytes")
 
     def __init__(self, name: str, position: int) -> None:
         self.name = name
         self.closed = False
-        self.ended = False
         self.position = position
         self.last_sequence = position
         self.unconsumed: deque[tuple[int, int]] = deque()
@@ -248,7 +246,6 @@ class Aligner:
         self._cancelled: dict[int, None] = {}
         self._unconsumed = 0
         self._unconsumed_bytes = 0
-        self._live = len(inputs)
         self._aligning: _Alignment | None = None
         self._recording: list[_Alignment] = []
         self._drained_by: int | None = None
@@ -295,10 +292,9 @@ class Aligner:
     def on_segment(self, name: str, sequence: int, size_bytes: int) -> tuple[Action, ...]:
         """The next segment of an open input is released to the stage."""
         source = self._input(name)
-        if source.closed or source.ended:
-            state = "closed" if source.closed else "ended"
+        if source.closed:
             raise ProtocolViolation(
-                f"stage {self._stage!r}: segment {sequence} of {name!r} waits in its channel, it is {state}"
+                f"stage {self._stage!r}: segment {sequence} of {name!r} waits in its channel, it is closed"
             )
         if sequence != source.last_sequence + 1:
             raise ProtocolViolation(
@@ -324,7 +320,7 @@ class Aligner:
             return [Ignored(name, checkpoint_id, ignored)]
         if alignment is not None and name not in alignment.missing:
             return [Ignored(name, checkpoint_id, IgnoreReason.DUPLICATE)]
-        if source.closed or source.ended:
+        if source.closed:
             raise ProtocolViolation(
                 f"stage {self._stage!r}: barrier {checkpoint_id} of {name!r} behind the one it is stopped at"
             )
@@ -349,8 +345,8 @@ class Aligner:
         return actions
 
     def on_injected(self, barrier: Barrier, now_ms: int) -> Actions:
-        """A barrier for a stage with no live input: a source, or one whose inputs have all ended."""
-        if self._live:
+        """A barrier for a stage without inputs: a source."""
+        if self._inputs:
             raise ProtocolViolation(f"stage {self._stage!r} takes its barriers from its inputs")
         if barrier.is_cancel:
             return self._cancel(barrier)
@@ -360,28 +356,8 @@ class Aligner:
             raise ProtocolViolation(
                 f"stage {self._stage!r}: barrier {barrier.checkpoint_id} behind the drain {self._drained_by}"
             )
-        if self._aligning is not None:
-            raise CheckpointInProgress(
-                f"stage {self._stage!r} is still aligning checkpoint {self._aligning.barrier.checkpoint_id}"
-            )
         self._start(barrier, now_ms)
         return self._try_cut(now_ms)
-
-    def on_ended(self, name: str, now_ms: int) -> Actions:
-        """This input's channel will never hold anything more."""
-        source = self._input(name)
-        if source.ended:
-            return []
-        source.ended = True
-        self._live -= 1
-        actions: Actions = []
-        for alignment in tuple(self._recording):
-            alignment.missing.discard(name)
-            actions += self._finish_recorded(alignment)
-        if self._aligning is not None:
-            self._aligning.missing.discard(name)
-            actions += self._try_cut(now_ms)
-        return actions
 
     def on_committed(self, batch: int, positions: Mapping[str, int], now_ms: int) -> Actions:
         """Spark committed a batch that consumed up to `positions` (inputs that did not move may be left
@@ -434,8 +410,7 @@ class Aligner:
 
     def _start(self, barrier: Barrier, now_ms: int) -> _Alignment:
         self._newest_id = barrier.checkpoint_id
-        missing = {name for name, source in self._inputs.items() if not source.ended}
-        self._aligning = _Alignment(barrier, missing, now_ms)
+        self._aligning = _Alignment(barrier, set(self._inputs), now_ms)
         return self._aligning
 
     def _overtake(self, name: str, checkpoint_id: int) -> Actions:
