@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.spark.played import ON_DEMAND, PlayedPipeline, played
 from tidegate.engine.control import Life, Remote, look
@@ -160,6 +161,21 @@ class LiveRun:
     def in_its_thread(self, action: Callable[[], object]) -> None:
         self._at_next_round = action
         wait_until(lambda: self._at_next_round is None)
+
+    def at_its_desk(self, action: Callable[[], object]) -> None:
+        """Between two rounds of what it tells and is told, so that none of it is half written meanwhile."""
+        desk = self.remote._desk
+        round_of_it = desk.round
+        is_done = threading.Event()
+
+        def after_action(*, is_last: bool = False) -> None:
+            if not is_done.is_set():
+                action()
+                is_done.set()
+            round_of_it(is_last=is_last)
+
+        with patch.object(desk, "round", after_action):
+            assert is_done.wait(60)
 
 
 @contextmanager

@@ -224,7 +224,7 @@ def test_a_run_that_never_speaks_hangs_since_it_took_the_lock(tmp_path: Path) ->
 def test_a_run_that_was_taken_over_does_not_speak_for_its_successor(tmp_path: Path) -> None:
     with live_run(tmp_path) as run:
         paths = RootPaths(run.root)
-        _write(paths, "running", generation=7)
+        run.at_its_desk(lambda: _write(paths, "running", generation=7))
         run.in_its_thread(lambda: run.remote.restarting("it is late"))
         assert tidegate("checkpoint", "--root", run.root, "--timeout", "500ms").returncode == 1, (
             "nor does it hear for it"
