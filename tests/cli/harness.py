@@ -24,6 +24,7 @@ from tidegate.errors import CheckpointError
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
+from tidegate.spark.filelog import METADATA
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.lock import RootLock
@@ -144,7 +145,8 @@ class LiveRun:
     def may_read(self, stage: str, name: str) -> bool:
         """Whether a segment of an input lies before a stage, released by its gate."""
         gate = self.pipeline.generation.stages[stage].inputs.gates[name]
-        return gate.lag == 1 and not gate._waiting
+        is_written = gate.files.exists(f"{METADATA}/{gate._next - 1}")
+        return gate.lag == 1 and not gate._waiting and is_written
 
     def hold_up(self) -> Path:
         """From now on a checkpoint stays in progress: the stage does not consume what lies before the barrier."""
