@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from tidegate.errors import StageFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Obstacle
+from tidegate.protocol.messages import Barrier
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.storage.folder import Folder
@@ -196,6 +198,22 @@ def test_a_query_that_has_committed_a_batch_since_is_not_done(tmp_path: Path) ->
         pipeline.generation.poll()
         assert [*idle, stage.progress.is_idle] == [True, False, True]
         assert stage.channel.sequence == 1
+
+
+def test_a_barrier_that_waits_in_a_channel_is_nothing_to_consume(tmp_path: Path) -> None:
+    """Else a run with `available_now` goes on for as long as checkpoints follow closely."""
+    with played(tmp_path) as pipeline:
+        stage, _ = after_one_batch(pipeline)
+        pipeline.generation.trigger()
+        deadline = time.monotonic() + 60
+        while (message := pipeline.generation.channels["rows"].at(stage.inputs.cursor("rows"))) is None:
+            assert time.monotonic() < deadline
+            pipeline.generation.poll()
+        assert isinstance(message, Barrier)
+        assert stage.has_consumed_all
+        pipeline.played["rows"].run_batch()
+        pipeline.generation.poll()
+        assert not stage.has_consumed_all
 
 
 def test_a_query_that_never_waits_is_done_when_its_batches_are_in_vain(tmp_path: Path) -> None:

@@ -69,14 +69,6 @@ class Inputs:
         """How many segments the stage has yet to commit, also those that wait behind a barrier."""
         return sum(channel.sequence - self._positions[name] for name, channel in self._channels.items())
 
-    @property
-    def are_consumed(self) -> bool:
-        """Whether nothing that the channels hold is left to consume."""
-        return all(
-            channel.at(self._cursors[name]) is None and self.gates[name].lag == 0
-            for name, channel in self._channels.items()
-        )
-
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self) -> None:

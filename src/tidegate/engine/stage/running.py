@@ -194,8 +194,8 @@ class RunningStage:
 
     @property
     def has_consumed_all(self) -> bool:
-        """Whether nothing that its inputs hold is left to consume."""
-        return self.progress.batch != self._nudged_at and self.inputs.are_consumed
+        """Whether nothing that its inputs hold is left to consume. Barriers are nothing: there may always be one."""
+        return self.progress.batch != self._nudged_at and self.inputs.lag == 0
 
     @property
     def is_held_back(self) -> bool:
