@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ from tidegate.storage.system import explained, told
     ],
 )
 def test_an_error_is_told_with_what_happened_to_which_file_and_what_to_do(
-    tmp_path: Path, number: int, advice: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, advice: str
 ) -> None:
+    usage = shutil.disk_usage(tmp_path)  # of a disk that others write to, it is another one each time
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
     file = tmp_path / "decisions" / "5.json"
     said = told(OSError(number, os.strerror(number), str(file)))
     assert said.startswith(f"{file}: {os.strerror(number)}")
