@@ -163,8 +163,14 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "a_torn_first_position_is_never_passed_over",
         "after a loss of power before the first checkpoint, no run can be started any more",
-        rewrite(Edit(snapshot.first_position, "if older > relied_on and", "if False and")),
-        "NoCheckpointLost",
+        rewrite(
+            Edit(
+                snapshot.first_position,
+                "if streams is None or any(_is_torn(root, name) for name in noted.values()):",
+                "if streams is None:",
+            )
+        ),
+        "Liveness",
         60,
         powerless,
     ),

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from tidegate.errors import PipelineChanged, RecoveryRefused, StageFailed
 from tidegate.spark import watch
-from tidegate.spark.snapshot import first_position, keep_first_position
+from tidegate.spark.snapshot import Snapshotter, first_position, keep_first_position, note_streams, restore_checkpoint
 from tidegate.spark.sources import going_on, streams_read, without_secrets
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import SourceStream, StageShape
@@ -139,31 +139,47 @@ def test_topics_are_watched_while_they_are_read(monkeypatch: pytest.MonkeyPatch)
 
 def test_where_a_source_first_stood_is_found_in_whichever_attempt_has_it(tmp_path: Path) -> None:
     paths = RootPaths(tmp_path)
-    keep_first_position(Folder(tmp_path), 1, "rows", (kafka(),), relied_on=0)
+    note_streams(Folder(tmp_path), 1, "rows", (kafka(),))
     for attempt in (2, 3):
         log = paths.absolute(paths.spark_checkpoint(1, "rows", attempt)) / "sources" / "0"
         log.mkdir(parents=True)
         (log / "0").write_text('v1\n{"a":{"0":7}}', encoding="utf-8")
-    first = first_position(Folder(tmp_path), 3, "rows", relied_on=0)
+    first = first_position(Folder(tmp_path), 3, "rows")
     assert first is not None
     assert (len(first.files), first.streams) == (1, (kafka(),))
-    keep_first_position(Folder(tmp_path), 3, "rows", (kafka(),), relied_on=0)
+    keep_first_position(Folder(tmp_path), 3, "rows")
     kept = paths.absolute(paths.spark_checkpoint(3, "rows")) / "sources" / "0" / "0"
     assert kept.read_text(encoding="utf-8") == 'v1\n{"a":{"0":7}}'
 
 
-def test_where_a_source_first_stood_is_needed_only_where_a_checkpoint_goes_by_it(tmp_path: Path) -> None:
+def test_where_a_source_first_stood_is_passed_over_where_a_loss_of_power_has_torn_it(tmp_path: Path) -> None:
     root, paths = Folder(tmp_path), RootPaths(tmp_path)
     for generation in (1, 2):
-        keep_first_position(root, generation, "rows", (kafka(),), relied_on=0)
+        note_streams(root, generation, "rows", (kafka(),))
         root.write(f"{paths.spark_checkpoint(generation, 'rows')}/sources/0/0", b'v1\n{"a":{"0":7}}')
     for torn in (paths.source_streams(2, "rows"), f"{paths.spark_checkpoint(2, 'rows')}/sources/0/0"):
         root.write(torn, b"v1\n{")
-        first = first_position(root, 3, "rows", relied_on=1)
+        first = first_position(root, 3, "rows")
         assert first is not None
         assert first.files[0].startswith("generations/000001/")
-    with pytest.raises(RecoveryRefused, match=r"what source 'rows' read .* cannot be told: .*/streams.json cannot"):
-        first_position(root, 3, "rows", relied_on=2)
+    root.write(paths.source_streams(1, "rows"), b"")
+    assert first_position(root, 3, "rows") is None
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_snapshot_of_a_source_without_a_batch_has_where_it_first_stood(tmp_path: Path, *, full: bool) -> None:
+    """It was forced to the disk with the checkpoint, which what lies in the folder of a generation never is."""
+    root = Folder(tmp_path)
+    checkpoint = root.at("generations/000001/stages/rows/spark")
+    snapshotter = Snapshotter(root, 1, "rows", {}, reads_gates=False)
+    assert snapshotter.take(checkpoint, 1, None, full=full) == ((), 0), "Spark has noted nothing yet"
+    checkpoint.write("sources/0/0", b'v1\n{"a":{"0":7}}')
+    checkpoint.write("sources/1/0", b'v1\n{"path":"file:///in/1","timestamp":1,"batchId":0}')
+    (noted,), new_bytes = snapshotter.take(checkpoint, 2, None, full=full)
+    assert (noted.name, new_bytes) == ("sources/0/0", 16), "files are found again by who looks for them"
+    checkpoint.delete(["sources/0/0"])
+    restore_checkpoint(root, (noted,), root.at("generations/000002/stages/rows/spark"), "rows")
+    assert root.read("generations/000002/stages/rows/spark/sources/0/0") == b'v1\n{"a":{"0":7}}'
 
 
 # -- of real streams --------------------------------------------------------------------------------

@@ -289,11 +289,6 @@ class Generation:
         return self._has_advanced and self._is_base_shown
 
     @property
-    def base_generation(self) -> int:
-        """Whose checkpoint it started from; 0 if there was none."""
-        return 0 if self._ground.base is None else self._ground.base.generation
-
-    @property
     def shown_base(self) -> int:
         """The checkpoint that it started from, once all tables show it; 0 before, and if there was none."""
         base = self._ground.base

@@ -20,7 +20,7 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource, restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
-from tidegate.spark.snapshot import keep_first_position, restore_checkpoint
+from tidegate.spark.snapshot import keep_first_position, note_streams, restore_checkpoint
 from tidegate.storage.files import Files, clear
 
 if TYPE_CHECKING:
@@ -111,10 +111,11 @@ def lay_out(
     restore_output(output, cut)
     if stage.start is not None:
         restore_checkpoint(root, stage.start.files, checkpoint, name)
-    if cut is None and not definition.inputs:
-        streams = generation.shape[name].streams
-        keep_first_position(root, generation.generation, name, streams, relied_on=generation.base_generation)
-    elif cut is not None and definition.inputs:
+    if not definition.inputs:
+        note_streams(root, generation.generation, name, generation.shape[name].streams)
+        if stage.start is None or not stage.start.knows_position:
+            keep_first_position(root, generation.generation, name)
+    elif cut is not None:
         restart_source_logs(checkpoint, cut, sources)
     reached(Step.STAGE_RESTORED)
     stage.open_gates(sources, window=window)

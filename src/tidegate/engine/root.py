@@ -140,16 +140,15 @@ def check_sources(
 ) -> dict[str, StageShape]:
     """A source may go on only in what it read. Returns the shape with what was known before of what is read.
 
-    Where no checkpoint has seen a batch of a source, it goes on from where it first stood, if that is known.
+    Where the checkpoint knows no position of a source, it goes on from where it first stood, if that is known.
     """
     known = dict(shape)
-    relied_on = 0 if base is None else base.generation
     for name, now in shape.items():
         if now.inputs:
             continue
-        if base is not None and base.stages[name].cut is not None:
+        if base is not None and base.stages[name].knows_position:
             then, since = base.shape[name].streams, f"at {checkpoint_name(base.checkpoint_id)}"
-        elif (first := first_position(root, generation, name, relied_on=relied_on)) is not None:
+        elif (first := first_position(root, generation, name)) is not None:
             then, since = first.streams, "when it first started"
         else:
             known[name] = msgspec.structs.replace(now, streams=tuple(map(existing, now.streams)))

@@ -24,7 +24,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.errors import DamagedCheckpoint, RecoveryRefused, StoreUnavailable
+from tidegate.errors import DamagedCheckpoint, StoreUnavailable
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.manifest import SnapshotFile, SourceStream
@@ -56,11 +56,14 @@ class _ZipMetadata(msgspec.Struct, rename="camel"):
     log_files: list[_LogFile] | None = None
 
 
-def files_at(checkpoint: Files, batch: int, *, reads_gates: bool, committed: Collection[str] = ()) -> list[str]:
+def files_at(checkpoint: Files, batch: int | None, *, reads_gates: bool, committed: Collection[str] = ()) -> list[str]:
     """The files, relative to Spark's checkpoint folder, that a stage resumes from after `batch`.
 
-    `committed`: full snapshots that were found to be of a commit before its entry was deleted.
+    Before its first batch that is where a source first stood, if Spark has noted that yet. `committed`: full snapshots
+    that were found to be of a commit before its entry was deleted.
     """
+    if batch is None:
+        return [] if reads_gates else [each for each in _first_entries(checkpoint) if not is_of_files(checkpoint, each)]
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
     names = ["metadata", *(name for name in found if checkpoint.exists(name))]
     needed = {f"offsets/{batch}", f"commits/{batch}", f"offsets/{max(0, batch - 1)}"}
@@ -198,7 +201,7 @@ class Snapshotter:
         self._committed: frozenset[str] = frozenset()
 
     def take(
-        self, checkpoint: Files, checkpoint_id: int, batch: int, *, full: bool
+        self, checkpoint: Files, checkpoint_id: int, batch: int | None, *, full: bool
     ) -> tuple[tuple[SnapshotFile, ...], int]:
         """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store.
 
@@ -293,6 +296,13 @@ def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files,
     checkpoint.write(name, old.sub(lambda _: here, data.decode()).encode())
 
 
+# -- where a source first stood -------------------------------------------------------------------
+#
+# Spark notes that before the first batch, as entry 0 of the source's log. Kafka's "latest" was somewhere then. From the
+# first checkpoint on that finds it, it is part of the snapshot; before, it is looked for in the generations before. A
+# source of files has noted the files of its first batch there: it looks for them again, as if new.
+
+
 class FirstPosition(msgspec.Struct, frozen=True):
     """Where a source stood before its first batch: entry 0 of its logs, by names in the root, and what it read."""
 
@@ -300,29 +310,50 @@ class FirstPosition(msgspec.Struct, frozen=True):
     streams: tuple[SourceStream, ...]
 
 
-def first_position(root: Files, generation: int, stage: str, *, relied_on: int) -> FirstPosition | None:
-    """Where a source that no checkpoint has seen a batch of first stood, in a generation before this one.
+def first_position(root: Files, generation: int, stage: str) -> FirstPosition | None:
+    """Where a source that no checkpoint knows a position of first stood, in a generation before this one.
 
-    `relied_on`: the generation of the checkpoint that is restored, which goes by what was noted then; 0 if there is
-    none. What a later one has noted may be torn by a loss of power, and is passed over then.
-
-    Spark notes that before the first batch, as entry 0 of the source's log; the generation before has it, whatever else
-    it did. A source of files has noted the files of its first batch there: it looks for them again, as if new.
+    Nothing was forced of it: what a loss of power has torn is passed over, as if it had not been noted.
     """
     for older in range(generation - 1, 0, -1):
         # Each attempt has it from the one before, which may be gone by now.
-        if noted := {name.split("/")[-2]: name for name in _first_entries(root, older, stage)}:
-            files = tuple(name for name in noted.values() if not is_of_files(root, name))
-            note = RootPaths.source_streams(older, stage)
-            if older > relied_on and files and any(_is_torn(root, name) for name in (*files, note)):
+        if noted := {name.split("/")[-2]: name for name in _first_entries_of(root, older, stage)}:
+            streams = _noted_streams(root, older, stage)
+            if streams is None or any(_is_torn(root, name) for name in noted.values()):
                 _log.warning("where source %s first stood is torn, as a loss of power leaves it: passed over", stage)
                 continue
-            return FirstPosition(files, _noted_streams(root, older, stage)) if files else None
+            files = tuple(name for name in noted.values() if not is_of_files(root, name))
+            return FirstPosition(files, streams) if files else None
     return None
 
 
+def keep_first_position(root: Files, generation: int, stage: str) -> None:
+    """Make a source that no checkpoint knows a position of start where it first stood, not where its stream is now.
+
+    What it reads was found to be what it read then.
+    """
+    first = first_position(root, generation, stage)
+    checkpoint = RootPaths.spark_checkpoint(generation, stage)
+    for name in () if first is None else first.files:
+        log = name.split("/")[-2]
+        root.keep(f"{checkpoint}/sources/{log}/0", root, name)
+
+
+def note_streams(root: Files, generation: int, stage: str, streams: tuple[SourceStream, ...]) -> None:
+    """What a source reads in this generation: a later one compares, if it goes by where the source first stood."""
+    root.at("", durable=False).write(RootPaths.source_streams(generation, stage), msgspec.json.encode(streams))
+
+
+def _noted_streams(root: Files, generation: int, stage: str) -> tuple[SourceStream, ...] | None:
+    """None: the note is gone or torn."""
+    try:
+        return _streams_decoder.decode(root.read(RootPaths.source_streams(generation, stage)) or b"")
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
 def _is_torn(root: Files, name: str) -> bool:
-    """Whether a note, which ends with a line of JSON, is gone or cut off."""
+    """Whether an entry, which ends with a line of JSON, is gone or cut off."""
     lines = (root.read(name) or b"").splitlines()
     try:
         msgspec.json.decode(lines[-1] if lines else b"")
@@ -331,48 +362,14 @@ def _is_torn(root: Files, name: str) -> bool:
     return False
 
 
-def _first_entries(root: Files, generation: int, stage: str) -> list[str]:
-    """Entry 0 of each source log of each attempt."""
+def _first_entries_of(root: Files, generation: int, stage: str) -> list[str]:
+    """Entry 0 of each source log of each attempt, by names in the root."""
     folder = RootPaths.stage(generation, stage)
-    found: list[str] = []
-    for attempt in root.names_in(folder):
-        if attempt.startswith("spark"):
-            logs = f"{folder}/{attempt}/sources"
-            found += [f"{logs}/{log}/0" for log in root.names_in(logs) if root.exists(f"{logs}/{log}/0")]
-    return found
+    attempts = [f"{folder}/{name}" for name in root.names_in(folder) if name.startswith("spark")]
+    return [f"{attempt}/{name}" for attempt in attempts for name in _first_entries(root.at(attempt))]
 
 
-def _noted_streams(root: Files, generation: int, stage: str) -> tuple[SourceStream, ...]:
-    note = RootPaths.source_streams(generation, stage)
-    try:
-        data = root.read(note)
-        if data is not None:
-            return _streams_decoder.decode(data)
-        why = "it is gone"
-    except (StoreUnavailable, msgspec.MsgspecError, UnicodeDecodeError) as error:
-        why = str(error)
-    raise RecoveryRefused(
-        f"what source {stage!r} read before any checkpoint of it cannot be told: {root.location(note)} cannot be read "
-        f"({why}). What to do: start the pipeline on a new root; nothing was changed"
-    )
-
-
-def keep_first_position(
-    root: Files, generation: int, stage: str, streams: tuple[SourceStream, ...], *, relied_on: int
-) -> None:
-    """Make a source that no checkpoint has seen a batch of start where it first stood, not where its stream is now.
-
-    Kafka's "latest" is such a stream. `streams` is what the source reads: it was found to be what it read then.
-    """
-    # Durable with the first checkpoint that goes by it.
-    root.at("", durable=False).write(RootPaths.source_streams(generation, stage), msgspec.json.encode(streams))
-    first = first_position(root, generation, stage, relied_on=relied_on)
-    checkpoint = RootPaths.spark_checkpoint(generation, stage)
-    for name in () if first is None else first.files:
-        log = name.split("/")[-2]
-        root.keep(f"{checkpoint}/sources/{log}/0", root, name)
-
-
-def notes_of_first_position(root: Files, generation: int, stage: str) -> set[str]:
-    """What a later generation looks for to find where a source first stood in this one."""
-    return {*_first_entries(root, generation, stage), RootPaths.source_streams(generation, stage)}
+def _first_entries(checkpoint: Files) -> list[str]:
+    """Entry 0 of each source log of a query."""
+    entries = [f"sources/{log}/0" for log in checkpoint.names_in("sources")]
+    return [name for name in entries if checkpoint.exists(name)]

@@ -52,6 +52,11 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     new_bytes: int
     total_bytes: int
 
+    @property
+    def knows_position(self) -> bool:
+        """Whether it tells where a source goes on: behind a batch, or where it first stood."""
+        return self.cut is not None or bool(self.files)
+
     def in_flight_files(self) -> Iterator[str]:
         return (file.path for segments in self.in_flight.values() for segment in segments for file in segment.files)
 

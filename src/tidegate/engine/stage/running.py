@@ -31,7 +31,7 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import METADATA, BatchOffsets, StageSource, has_moved_watermark, trim_log
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import remove_output, restore_output
-from tidegate.spark.snapshot import Snapshotter, notes_of_first_position
+from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.files import Files, NotDurable
 from tidegate.storage.manifest import SnapshotFile, StageSnapshot
 from tidegate.storage.parquet import write_nothing
@@ -327,23 +327,18 @@ class RunningStage:
     def _store(self, request: StoreSnapshot, at: AsOfCut) -> tuple[tuple[SnapshotFile, ...], int]:
         """When it is done, all that the checkpoint names of this stage is on the disk."""
         cut = request.cut
-        files: tuple[SnapshotFile, ...] = ()
-        new_bytes = 0
-        if cut.batch is not None:
-            files, new_bytes = self._snapshotter.take(
-                at.checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
-            )
+        files, new_bytes = self._snapshotter.take(
+            at.checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
+        )
         if self._place.root.fsync:
             sealed = request.standing.committable
             staged = () if sealed is None else decode_committable(sealed).files
-            self._sync(files, staged, is_unstarted=cut.batch is None)
+            self._sync(files, staged)
         return files, new_bytes
 
-    def _sync(self, files: Iterable[SnapshotFile], staged: Iterable[StagedFile], *, is_unstarted: bool) -> None:
+    def _sync(self, files: Iterable[SnapshotFile], staged: Iterable[StagedFile]) -> None:
         root, staging, known = self._place.root, self._place.staging, self._on_disk
         named = {file.stored for file in files}
-        if is_unstarted and not self.definition.inputs:
-            named |= notes_of_first_position(root, self._place.generation, self.name)
         # What was staged is gone once the table shows it, which an earlier checkpoint may bring about meanwhile.
         self._on_disk = root.sync(named, known, missing_ok=True)
         names = {name for file in staged if (name := staging.name_at(file.path)) is not None}

@@ -301,7 +301,10 @@ class SourceLog:
         data = self._log.read(name)
         if data is None:
             raise PlayedFailure(f"{self._log.location(name)} doesn't exist")
-        return [_source_decoder.decode(line) for line in data.splitlines()[1:]]
+        try:
+            return [_source_decoder.decode(line) for line in data.splitlines()[1:]]
+        except msgspec.MsgspecError as error:
+            raise PlayedFailure(f"{self._log.location(name)} cannot be read: {error}") from error
 
     def _remember(self, uri: str, time: int) -> None:
         self._seen[uri] = time
