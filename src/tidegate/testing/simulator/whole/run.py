@@ -119,7 +119,8 @@ def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
         raise SimulationFailure("Liveness", "no checkpoint completed after the faults had ended")
     _check_answered(cluster)
     cluster.world.run(scenario.fault_phase_ms + _LATE_MS)
-    _end(cluster)
+    if cluster.refused is None:
+        _end(cluster)
 
 
 def _check_answered(cluster: WholeCluster) -> None:

@@ -30,6 +30,7 @@ class SimulatedUser:
         self._cluster = cluster
         self._request = request
         self._asked = asked
+        self._drained_before = len(cluster.drained)
         name = f"{RootPaths.REQUESTS}/{cluster.new_id()}"
         self._names = (name + REQUEST, name + ANSWER)
         self.is_done = False
@@ -75,6 +76,6 @@ class SimulatedUser:
             case CancelCheckpoint() if answer.outcome == "done":
                 cluster.cancelled.update((each.generation, each.epoch) for each in answer.checkpoints)
             case StopRun() if answer.outcome == "done":
-                cluster.check_drained(self._asked)
+                cluster.check_drained(self._asked, self._drained_before)
             case _:
                 return
