@@ -28,6 +28,7 @@ from tidegate.sinks.delta.upkeep import Keeper
 from tidegate.sinks.delta.vacuum import unneeded_files
 from tidegate.sinks.function import _Records
 from tidegate.sinks.staging import refuse_put_back
+from tidegate.spark import snapshot
 from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
@@ -45,6 +46,13 @@ OWN_DEFECTS: Final = (
         played_properties.what_a_table_would_refuse_is_not_decided,
     ),
     # -- cutting and storing
+    Mutant(
+        "a_source_without_a_batch_has_no_snapshot",
+        Section.OWN,
+        "where a source first stood is not on the disk: after a loss of power it starts where its stream is by then",
+        rewrite(Edit(snapshot.files_at, "return [] if reads_gates else", "return [] if True else")),
+        properties.a_snapshot_of_a_source_without_a_batch_has_where_it_stood,
+    ),
     Mutant(
         "a_full_snapshot_stores_nothing_anew",
         Section.OWN,
@@ -270,6 +278,19 @@ OWN_DEFECTS: Final = (
         "checkpoints go on, though the input of a stage is never read again",
         rewrite(Edit(Progress.check, "not self.may_end or", "")),
         played_properties.a_query_that_was_stopped_has_failed_its_stage,
+    ),
+    Mutant(
+        "a_barrier_is_something_to_consume",
+        Section.OWN,
+        "a run with available_now goes on for as long as checkpoints follow closely",
+        rewrite(
+            Edit(
+                RunningStage.__dict__["has_consumed_all"].fget,
+                "self.inputs.lag == 0",
+                "all(each.at(self.inputs.cursor(name)) is None for name, each in self.inputs._channels.items())",
+            )
+        ),
+        played_properties.a_barrier_is_nothing_to_consume,
     ),
     Mutant(
         "a_nudge_is_a_segment",

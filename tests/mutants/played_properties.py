@@ -36,6 +36,7 @@ from tidegate.testing.played import Plan, Step
 
 _BOUND = 4
 _ROUNDS = 500
+_SECONDS = 3
 
 
 @contextmanager
@@ -46,17 +47,35 @@ def bounded() -> Iterator[PlayedPipeline]:
 
 
 def comes_true(pipeline: PlayedPipeline, condition: Callable[[], bool], what: str) -> None:
-    for _ in range(_ROUNDS):
+    """Not by the clock alone, which runs on where a machine stands still, nor by rounds alone: threads beside may be
+    late on a busy one."""
+    deadline = time.monotonic() + _SECONDS
+    rounds = 0
+    while rounds < _ROUNDS or time.monotonic() < deadline:
         if condition():
             return
         pipeline.generation.poll()
         time.sleep(0.001)
+        rounds += 1
     raise AssertionError(f"it never came true that {what}")
 
 
 def run_ahead(pipeline: PlayedPipeline, batches: int) -> list[Path]:
     """The source commits batches that nobody has read yet."""
     return [pipeline.played["rows"].run_batch() for _ in range(batches)]
+
+
+def a_barrier_is_nothing_to_consume() -> None:
+    with plain() as pipeline:
+        middle = pipeline.generation.stages["middle"]
+        pipeline.one_batch_each()
+        pipeline.generation.trigger()
+
+        def waits() -> bool:
+            return pipeline.generation.channels["rows"].at(middle.inputs.cursor("rows")) is not None
+
+        comes_true(pipeline, waits, "a barrier waits in the channel")
+        assert middle.has_consumed_all
 
 
 def a_writer_goes_on_only_when_its_readers_are_down_to_half() -> None:

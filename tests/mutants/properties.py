@@ -46,9 +46,12 @@ from tidegate.protocol.retention import PARTS
 from tidegate.spark.causes import failure_of
 from tidegate.spark.filelog import METADATA, SinkLogEntry
 from tidegate.spark.gate import Gate
+from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.sources import going_on
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import SourceStream
+from tidegate.storage.memory import Memory
+from tidegate.storage.paths import RootPaths
 from tidegate.testing.simulator.cluster import Cluster
 
 FIRST = Barrier(1, 1)
@@ -406,3 +409,11 @@ def what_is_retained_by_time_has_a_bound() -> None:
             at_ms = 10**12 + step * checkpoint_id
             complete(log, checkpoint_id, retain_ms=10**6, content=str(checkpoint_id), at_ms=at_ms)
         assert len(log.retained) <= 3 + PARTS + 1
+
+
+def a_snapshot_of_a_source_without_a_batch_has_where_it_stood() -> None:
+    root: Any = Memory("root")
+    checkpoint = root.at(RootPaths.spark_checkpoint(1, "rows"))
+    checkpoint.write("sources/0/0", b'v1\n{"topic":{"0":7}}')
+    files, _ = Snapshotter(root, 1, "rows", {}, reads_gates=False).take(checkpoint, 1, None, full=False)
+    assert [file.name for file in files] == ["sources/0/0"]

@@ -59,8 +59,10 @@ def stormy(seed: int) -> WholeScenario:
 
 def asking(seed: int) -> WholeScenario:
     whole = random_whole_scenario(seed)
-    faults = msgspec.structs.replace(whole.faults, store_fails=0.1)
-    return msgspec.structs.replace(whole, faults=faults, requests=12, crashes=0, kills=0, take_overs=0, damages=0)
+    faults = msgspec.structs.replace(whole.faults, store_fails=0.2)
+    return msgspec.structs.replace(
+        whole, faults=faults, requests=3, crashes=0, kills=0, pauses=0, take_overs=0, damages=0, power_losses=0
+    )
 
 
 WHOLE_DEFECTS: Final = (
@@ -251,7 +253,7 @@ WHOLE_DEFECTS: Final = (
         "a store that fails once leaves a user without an answer",
         rewrite(Edit(Desk._write_answer, "self._answers.put((name, answer))", "pass")),
         "Requests",
-        120,
+        60,
         asking,
     ),
     WholeMutant(
