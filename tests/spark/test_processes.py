@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -36,6 +37,12 @@ def wait_for_rows(runs: KilledRuns) -> None:
         time.sleep(0.1)
 
 
+def children_of(process: int) -> list[int]:
+    found = [path.read_text(encoding="utf-8").split() for path in Path(f"/proc/{process}/task").glob("*/children")]
+    assert any(found), "its JVM"
+    return [int(child) for children in found for child in children]
+
+
 def end(process: subprocess.Popen[str]) -> str:
     output, _ = process.communicate(timeout=120)
     return output
@@ -54,7 +61,9 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
         assert f"process {first.pid}" in refused
         assert "Traceback" not in refused
         before = StoredDecisions(Folder(runs.root)).read().last_checkpoint_id
-        first.send_signal(signal.SIGTERM)
+        # As `timeout` and systemd send it: to all that belongs to the run, its JVM too.
+        for process in (first.pid, *children_of(first.pid)):
+            os.kill(process, signal.SIGTERM)
         output = end(first)
         assert first.returncode == 0, output
         assert StoredDecisions(Folder(runs.root)).read().last_checkpoint_id > before

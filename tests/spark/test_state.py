@@ -154,7 +154,9 @@ def test_what_would_be_taken_for_something_else_is_refused(then: StageState, now
     assert why in said
     assert "Then: " in said
     assert "Now: " in said
-    assert said.endswith("What to do: change it back, or start the changed pipeline on a new root; nothing was changed")
+    assert said.endswith(
+        "What to do: change it back, or start the changed pipeline on a new root with new tables; nothing was changed"
+    )
 
 
 def test_a_refusal_shows_both_as_people_read_them() -> None:
@@ -277,7 +279,7 @@ If you want to force running the query without schema validation, please set …
 def test_what_spark_finds_at_the_first_batch_is_told_with_both_and_what_to_do(said: str, told: str) -> None:
     found = str(state_mismatch("counts", RuntimeError(said)))
     assert found.startswith(f"stage 'counts' cannot go on with the state of its checkpoint: {told}")
-    assert found.endswith("What to do: change it back, or start the changed pipeline on a new root")
+    assert found.endswith("What to do: change it back, or start the changed pipeline on a new root with new tables")
     assert state_mismatch("counts", RuntimeError("[DIVIDE_BY_ZERO] Division by zero.")) is None
 
 
@@ -297,6 +299,6 @@ def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path
     (told,) = settings_not_taken(Folder(tmp_path), base, shape, now.get)
     assert told == (
         "spark.sql.shuffle.partitions stays at 4, as in ckpt-000003, for stages 'a', 'b': state stays in as many parts "
-        "as it has; the new 8 counts from a new root on"
+        "as it has; the new 8 counts from a new root with new tables on"
     )
     assert settings_not_taken(Folder(tmp_path), base, shape, kept.get) == []

@@ -662,7 +662,7 @@ def test_a_pipeline_that_no_longer_fits_its_checkpoint_is_refused(
     check_shape(manifest, SHAPE)
     with pytest.raises(PipelineChanged) as refused:
         check_shape(manifest, shape)
-    for each in (*words, "ckpt-000007", "a new root, or change it back"):
+    for each in (*words, "ckpt-000007", "a new root with new tables, or change it back"):
         assert each in str(refused.value)
 
 

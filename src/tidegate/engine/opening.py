@@ -133,7 +133,7 @@ class RootOpening:
                 raise RecoveryRefused(
                     f"the newest checkpoint is damaged, and {self._sinks[name].describe()} of sink {name!r} is gone or "
                     f"keeps no fence, so an old run could still commit to it what is lost. What to do: restore the "
-                    f"table, or start the pipeline on a new root; no checkpoint was restored"
+                    f"table, or start the pipeline on a new root with new tables; no checkpoint was restored"
                 )
 
 

@@ -113,7 +113,7 @@ def check_shape(
 ) -> None:
     """A pipeline may be restored only from a checkpoint of the same shape."""
     name = checkpoint_name(manifest.checkpoint_id)
-    hint = "start the changed pipeline on a new root, or change it back"
+    hint = "start the changed pipeline on a new root with new tables, or change it back"
     gone = manifest.shape.keys() - shape.keys()
     new = shape.keys() - manifest.shape.keys()
     if gone or new:

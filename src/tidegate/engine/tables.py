@@ -61,7 +61,7 @@ def check_goes_on(sink: BoundSink, now: TableAddress | None, base: Manifest, log
     known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
     before = "" if then is None else _described(then)
     is_elsewhere = then is not None and not _is_at(then, sink.table)
-    way_out = "start the pipeline on a new root; nothing was changed"
+    way_out = "start the pipeline on a new root with new tables; nothing was changed"
     if now is None:
         if is_elsewhere:
             raise RecoveryRefused(

@@ -124,7 +124,7 @@ def refuse_foreign(table: str, place: SinkPlace, staged: Sequence[StagedFile] | 
     if any(each.rows for each in staged):
         raise SinkFailed(
             f"{table}: the checkpoint holds rows that {place.owner} has staged for a sink of another kind; "
-            f"take that sink, or start the pipeline on a new root"
+            f"take that sink, or start the pipeline on a new root with new tables"
         )
 
 
@@ -140,7 +140,7 @@ def refuse_gone(table: str, place: SinkPlace, staging: Files, staged: Sequence[S
     if gone:
         raise SinkFailed(
             f"{table}: {gone[0]} is gone, which {place.owner} had staged, so nothing was committed; restore it, or "
-            f"start the pipeline on a new root"
+            f"start the pipeline on a new root with new tables"
         )
 
 

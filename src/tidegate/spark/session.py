@@ -18,6 +18,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -262,6 +263,14 @@ def _handlers_kept() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
+def _ignore_termination(also: Callable[[], object] | None) -> None:
+    """In the new process: a SIGTERM does not end it, as Ctrl-C does not. Both may come to all processes of a group, as
+    from `timeout` or systemd, and the run needs the JVM for its last checkpoint. It ends with the run."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if also is not None:
+        also()
+
+
 @contextmanager
 def _launched_in(folder: Path) -> Iterator[None]:
     """A JVM is started in this folder, and if its start comes to nothing, by Ctrl-C too, it is ended.
@@ -278,6 +287,7 @@ def _launched_in(folder: Path) -> Iterator[None]:
             variables = options.get("env") or os.environ
             paths = {name: _absolute(variables[name], os.pathsep) for name in _VARIABLES if name in variables}
             options |= {"cwd": folder, "env": {**variables, **paths}}
+            options["preexec_fn"] = partial(_ignore_termination, options.get("preexec_fn"))
             with _signals_later():  # or one would come between the start of the process and the note of it
                 super().__init__(*arguments, **options)
                 launched.append(self)

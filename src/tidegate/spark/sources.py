@@ -236,7 +236,7 @@ def going_on(
         raise PipelineChanged(
             f"source {source!r} no longer reads what it read {since}: that was {_described(then)}, now it is "
             f"{_described(now)}. Where it stood in the one says nothing of the other: start the changed pipeline on a "
-            f"new root, or change it back; nothing was changed"
+            f"new root with new tables, or change it back; nothing was changed"
         )
     known = []
     for before, found_now in zip(then, now, strict=True):
@@ -244,8 +244,8 @@ def going_on(
             if found_now.ids.get(topic, "unknown") == "":
                 raise RecoveryRefused(
                     f"source {source!r} does not find the topic that it read {since}: topic {topic!r} was deleted, and "
-                    f"what was yet to be read of it is lost. What to do: start the pipeline on a new root, without the "
-                    f"topic or once there is one again; nothing was changed"
+                    f"what was yet to be read of it is lost. What to do: start the pipeline on a new root with new "
+                    f"tables, without the topic or once there is one again; nothing was changed"
                 )
         stream = existing(found_now)
         for topic, found in stream.ids.items():
@@ -253,7 +253,8 @@ def going_on(
                 raise RecoveryRefused(
                     f"source {source!r} does not find the topic that it read {since}: topic {topic!r} was deleted and "
                     f"created anew, or is that of another cluster (its id was {before.ids[topic]}, now it is {found}). "
-                    f"Rows of it would be skipped. What to do: start the pipeline on a new root; nothing was changed"
+                    f"Rows of it would be skipped. What to do: start the pipeline on a new root with new tables; "
+                    f"nothing was changed"
                 )
         # One that is not known now, because the broker is away, is not forgotten.
         known.append(msgspec.structs.replace(stream, ids={**before.ids, **stream.ids}))

@@ -27,7 +27,9 @@ _MISMATCH: Final = re.compile(
 _SCHEMAS: Final = re.compile(r"_schema=|perators in|Cannot change")
 _SCHEMAS_SHOWN: Final = re.compile(r"^\[[A-Z_]+\] ")
 
-_HINT: Final = "What to do: change it back, or start the changed pipeline on a new root; nothing was changed"
+_HINT: Final = (
+    "What to do: change it back, or start the changed pipeline on a new root with new tables; nothing was changed"
+)
 
 
 def check_state(base: Manifest, shape: Mapping[str, StageShape]) -> list[str]:
@@ -55,7 +57,7 @@ def state_mismatch(stage: str, error: object) -> PipelineChanged | None:
     schemas = next((line for line in whole if _SCHEMAS.search(line)), whole[0])
     return PipelineChanged(
         f"stage {stage!r} cannot go on with the state of its checkpoint: {_SCHEMAS_SHOWN.sub('', schemas)} None of its "
-        f"batches was run. What to do: change it back, or start the changed pipeline on a new root"
+        f"batches was run. What to do: change it back, or start the changed pipeline on a new root with new tables"
     )
 
 
@@ -83,7 +85,7 @@ def settings_not_taken(
                 found.setdefault((key, kept[key], wanted), []).append(name)
     return [
         f"{key} stays at {kept}, as in {checkpoint_name(base.checkpoint_id)}, for {_stages(names)}: {_KEPT[key]}; the "
-        f"new {wanted} counts from a new root on"
+        f"new {wanted} counts from a new root with new tables on"
         for (key, kept, wanted), names in found.items()
     ]
 
@@ -131,7 +133,7 @@ class _Comparison:
                 yield (
                     f"Spark is another version than at {self._since}, and tells {what} in other words: then "
                     f"{_shown(old)}; now {_shown(new)}. If that is not the same to you, stop the run, and start it on "
-                    f"a new root"
+                    f"a new root with new tables"
                 )
             return
         if (why := _meaning_changed(old, new)) is not None:

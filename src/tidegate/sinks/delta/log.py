@@ -59,7 +59,9 @@ class TableLog:
         """The same, where there must be one."""
         table = self.open()
         if table is None:
-            raise SinkFailed(f"{self._described} is gone; restore it, or start the pipeline on a new root")
+            raise SinkFailed(
+                f"{self._described} is gone; restore it, or start the pipeline on a new root with new tables"
+            )
         return table
 
     def shown(self) -> set[Path] | None:

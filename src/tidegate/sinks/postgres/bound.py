@@ -203,7 +203,9 @@ class BoundPostgresTable:
     def _locked(self, connection: psycopg.Connection[Any]) -> Record:
         """What is recorded, while nobody else can commit to the table for this owner."""
         if not catalog.columns(connection, self.sink.identifier):
-            raise SinkFailed(f"{self.describe()} is gone; restore it, or start the pipeline on a new root")
+            raise SinkFailed(
+                f"{self.describe()} is gone; restore it, or start the pipeline on a new root with new tables"
+            )
         record = self._epochs.locked(connection)
         self._epochs.check_root(record)
         return record
@@ -238,7 +240,7 @@ class BoundPostgresTable:
             if not staged:
                 raise SinkFailed(
                     f"{self.describe()}: {self.sink.schema}.{staging}, in which rows were staged, is gone, so nothing "
-                    f"was committed; restore it, or start the pipeline on a new root"
+                    f"was committed; restore it, or start the pipeline on a new root with new tables"
                 )
             check_unchanged(connection, self.sink, moving.written(staged))
             self._move(connection, staging, [each for each in fresh if each.generation == generation])
@@ -249,7 +251,7 @@ class BoundPostgresTable:
         if found != expected:
             raise SinkFailed(
                 f"{self.describe()}: {expected} rows were staged in {self.sink.schema}.{staging}, but {found} are "
-                f"there, so nothing was committed; restore them, or start the pipeline on a new root"
+                f"there, so nothing was committed; restore them, or start the pipeline on a new root with new tables"
             )
 
     # -- the server -------------------------------------------------------------------------------
