@@ -113,7 +113,7 @@ def decided(root: Path, table: Path) -> str:
     return f"goes on from {checkpoint_name(base.checkpoint_id)}"
 
 
-@pytest.mark.parametrize("shown", [4, 5])
+@pytest.mark.parametrize("shown", [4, 5, 6])
 @pytest.mark.parametrize("victims", [(), (4,), (5,), (4, 5), (3, 4, 5)])
 @pytest.mark.parametrize("damage", [manifest_gone, file_gone, file_cut, file_changed])
 def test_what_is_told_from_outside_is_what_a_run_decides(
@@ -129,9 +129,11 @@ def test_what_is_told_from_outside_is_what_a_run_decides(
     read = {each.checkpoint_id: inspected.damage_of(each, reads=True) for each in inspected.retained()}
     by_reading, by_size = next_run(inspected, read), next_run(inspected)
     will = decided(root, table)
-    assert will in str(by_reading)
     assert by_reading.is_refused is will.startswith("refuses")
-    if damage is file_changed:
+    if len(victims) == 3 and shown > 5:
+        return  # there are two reasons to refuse, and of the tables nobody is asked where no checkpoint is whole
+    assert will in str(by_reading)
+    if damage is file_changed and shown <= 5:
         assert str(by_size).startswith("the next run goes on from ckpt-000005 (whose files are there, by their sizes;")
     else:
         assert will in str(by_size)
@@ -150,7 +152,7 @@ def test_every_command_says_the_same_of_a_damaged_checkpoint_that_will_be_skippe
         assert goes_on in done.stdout
         assert ("`tidegate verify` reads them" in done.stdout) is (arguments != ["verify"])
     assert sorted(path for path in root.rglob("*")) == before
-    for command in ("status", "checkpoints"):
+    for command in ("status", "checkpoints", "verify"):
         found = json.loads(tidegate(command, "--root", root, "--json").stdout)["next_start"]
         assert (found["decision"], found["checkpoint"]) == ("skips", "ckpt-000004")
         assert found["why"].startswith(says)
@@ -165,6 +167,17 @@ def test_a_start_that_will_be_refused_is_foretold_with_why_and_what_to_do(root: 
     assert "the next run refuses to start: ckpt-000005 is damaged (" in done.stdout
     assert "and sink 'table' shows rows past ckpt-000004" in done.stdout
     assert "What to do: restore the damaged files from a backup, or start the pipeline on a new root" in done.stdout
+
+
+def test_a_root_that_is_older_than_its_tables_is_foretold_to_be_refused(root: Path, table: Path) -> None:
+    """As one that was restored from a backup: its files are all there."""
+    show(table, 9)
+    for command in ("status", "checkpoints", "verify"):
+        done = tidegate(command, "--root", root)
+        assert done.returncode == 4, command
+        assert "refuses to start: sink 'table' holds epoch 9, but the decision log ends at 5" in done.stdout
+        found = json.loads(tidegate(command, "--root", root, "--json").stdout)["next_start"]
+        assert (found["decision"], found["checkpoint"]) == ("refuses", None)
 
 
 def test_a_manifest_that_cannot_be_trusted_is_told_once_and_with_what_to_do(root: Path, table: Path) -> None:

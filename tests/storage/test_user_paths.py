@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tidegate as tg
-from tidegate.errors import InvalidConfig
+from tidegate.errors import InvalidConfig, NoRoot
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.user_paths import local_path, plain_path
 
@@ -68,3 +68,18 @@ def table(rows: object) -> None: ...
 def test_a_file_url_of_another_machine_is_refused(url: str) -> None:
     with pytest.raises(InvalidConfig, match=r"write file:///folder"):
         local_path(url)
+
+
+def test_an_empty_path_is_not_the_current_folder() -> None:
+    """It is what is left of a variable that is not set."""
+    with pytest.raises(InvalidConfig, match="the path of a root or table is empty"):
+        local_path("")
+    assert local_path(".") == Path()
+
+
+def test_a_file_that_is_given_as_a_root_is_called_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "orders.py").touch()
+    with pytest.raises(NoRoot, match=r"/orders\.py is no folder; a root is the folder that"):
+        InspectedRoot(tmp_path / "orders.py")
+    with pytest.raises(NoRoot, match=r"there is no folder .*/none; a root is the folder that"):
+        InspectedRoot(tmp_path / "none")

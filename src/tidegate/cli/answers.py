@@ -190,11 +190,12 @@ class StoppedAnswer(_Answer, tag="stopped", kw_only=True):
 
 
 class VerifyAnswer(_Answer, tag="verify", kw_only=True):
-    """`tidegate verify`. Exits with 4 if any of them is damaged."""
+    """`tidegate verify`. Exits with 4 if any of them is damaged, or the next run will refuse to start."""
 
     root: Root
     pipeline: PipelineName
     checkpoints: Annotated[tuple[VerifiedCheckpoint, ...], Meta(description="those that were read, oldest first")]
+    next_start: NextStart
 
 
 class GraphAnswer(_Answer, tag="graph", kw_only=True):

@@ -49,21 +49,22 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
         _show_one(root, inspected, inspected.find(checkpoint), as_json=as_json)
         return
     listed = _listed(inspected)
-    is_damaged = any(each.state == "damaged" for each in listed)
+    outlook = next_run(inspected)
+    is_wrong = outlook.is_refused or any(each.state == "damaged" for each in listed)
     if as_json:
         say(
             CheckpointsAnswer(
                 root=str(root),
                 pipeline=inspected.pipeline,
-                next_start=next_start(next_run(inspected)),
+                next_start=next_start(outlook),
                 checkpoints=tuple(listed),
             )
         )
     else:
         _print_list(inspected, listed, console())
-        if is_damaged:
-            console().print(str(next_run(inspected)), markup=False, soft_wrap=True)
-    if is_damaged:
+        if is_wrong:
+            console().print(str(outlook), markup=False, soft_wrap=True)
+    if is_wrong:
         raise typer.Exit(Exit.DAMAGE)
 
 

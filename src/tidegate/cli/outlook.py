@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from tidegate.cli.answers import NextStart
 from tidegate.protocol.recovery import Refuse, Restore
 from tidegate.storage.inspection import InspectedRoot, Outlook, SeenSinks
+from tidegate.storage.lock import is_held
 from tidegate.storage.manifest import Manifest
 
 
@@ -14,12 +15,12 @@ def next_run(inspected: InspectedRoot, known: Mapping[int, str | None] | None = 
     """`known`: the health of checkpoints whose files were read already."""
 
     def look_at_sinks(manifest: Manifest) -> SeenSinks:
-        # It brings deltalake, which takes longer than all the rest and is seldom needed.
+        # It brings deltalake, which takes longer than all the rest.
         from tidegate.sinks import outside
 
         return outside.look_at_sinks(inspected, manifest)
 
-    return inspected.outlook(look_at_sinks, known)
+    return inspected.outlook(look_at_sinks, known, is_alive=is_held(inspected.paths.lock))
 
 
 def next_start(outlook: Outlook) -> NextStart:

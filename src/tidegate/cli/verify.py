@@ -10,7 +10,7 @@ from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
 from tidegate.cli.options import AsJson, CheckpointId, RootFolder
-from tidegate.cli.outlook import next_run
+from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
@@ -23,9 +23,10 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     """Check the files of every checkpoint that can be restored, or of one.
 
     Manifests and the files of snapshots are read against their checksums. Files in flight are checked by their size.
-    Tables, and rows that are staged for them, are not looked at.
+    Rows that are staged for tables are not looked at.
 
-    Exits with 4 if anything is missing or is not what it was, names each such file, and says what the next run does.
+    Exits with 4 if anything is missing or is not what it was, or the next run will refuse to start; names each such
+    file, and says what the next run does.
     Works beside a run that is alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is
     not damaged.
 
@@ -36,16 +37,23 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     inspected = InspectedRoot(root)
     records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
     verified = [verify(inspected, record) for record in records]
-    is_damaged = any(each.state == "damaged" for each in verified)
+    found = zip(records, verified, strict=True)
+    read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found if each.state != "removed"}
+    outlook = next_run(inspected, read)
+    is_wrong = outlook.is_refused or any(each.state == "damaged" for each in verified)
     if as_json:
-        say(VerifyAnswer(root=str(root), pipeline=inspected.pipeline, checkpoints=tuple(verified)))
+        answer = VerifyAnswer(
+            root=str(root),
+            pipeline=inspected.pipeline,
+            checkpoints=tuple(verified),
+            next_start=next_start(outlook),
+        )
+        say(answer)
     else:
         _print(inspected, verified, console())
-        if is_damaged:
-            found = zip(records, verified, strict=True)
-            read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found}
-            console().print(str(next_run(inspected, read)), markup=False, soft_wrap=True)
-    if is_damaged:
+        if is_wrong:
+            console().print(str(outlook), markup=False, soft_wrap=True)
+    if is_wrong:
         raise typer.Exit(Exit.DAMAGE)
 
 

@@ -301,7 +301,8 @@ class _Run:
                 if newest is None
                 else f"goes on from {checkpoint_name(newest.checkpoint_id)}"
             )
-            _log.error("given up after %d failures in a row; the next run %s", failures, goes_on)
+            times = "a failure" if failures == 1 else f"{failures} failures in a row"
+            _log.error("given up after %s; the next run %s", times, goes_on)
 
     def _told(self, act: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Do it. What fails beneath it, in files or in Spark's process, is told as a failure like others."""

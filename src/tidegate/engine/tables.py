@@ -84,13 +84,13 @@ def check_goes_on(sink: BoundSink, now: TableAddress | None, base: Manifest, log
     elif is_elsewhere:
         raise RecoveryRefused(
             f"sink {name!r} wrote to {before}. Now it would write to {table}, which is another and holds nothing of "
-            f"this pipeline, but {known}. What to do: change the sink back, or put the table of before in the place of "
+            f"this sink, but {known}. What to do: change the sink back, or put the table of before in the place of "
             f"this one, or {way_out}"
         )
     else:
         raise RecoveryRefused(
             f"{table} of sink {name!r} is not the one that it wrote to: it lies elsewhere or was created anew, and "
-            f"holds nothing of this pipeline, but {known}. What to do: restore the table or go back to the server and "
+            f"holds nothing of this sink, but {known}. What to do: restore the table or go back to the server and "
             f"database that it is in, or {way_out}"
         )
 

@@ -98,7 +98,7 @@ def read_manifest(files: Files, record: CheckpointCompleted) -> Manifest:
         )
     data = files.read(record.manifest)
     if data is None:
-        raise DamagedCheckpoint(f"{record.manifest} is gone")
+        raise DamagedCheckpoint(f"{record.manifest}, which {RootPaths.decision(record.slot)} names, is gone")
     return decode_manifest(data, record.manifest_sha256, record.manifest)
 
 
@@ -181,7 +181,8 @@ class InspectedRoot:
         except OSError as error:
             raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
         if not is_there:
-            raise NoRoot(f"there is no folder {folder}; a root is the folder that `tidegate run` was given as --root")
+            what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
+            raise NoRoot(f"{what}; a root is the folder that `tidegate run` was given as --root")
         self.files: Files = Folder(folder)
         owner = read_owner(self.files)
         if owner is None:
@@ -232,13 +233,17 @@ class InspectedRoot:
         return damage
 
     def outlook(
-        self, look_at_sinks: Callable[[Manifest], SeenSinks], known: Mapping[int, str | None] | None = None
+        self,
+        look_at_sinks: Callable[[Manifest], SeenSinks],
+        known: Mapping[int, str | None] | None = None,
+        *,
+        is_alive: bool = False,
     ) -> Outlook:
         """What the next run does: decided as it will decide it, by what can be seen without claiming anything.
 
-        Tables are asked only where a damaged checkpoint would be skipped: else it does not depend on them, unless the
-        log has lost records. `known` is the health of checkpoints whose files were read; others are examined here, by
-        the sizes of their files.
+        While a run `is_alive`, tables are asked only where a damaged checkpoint would be skipped: else it depends on
+        them only where they show more than the log knows of, as when an older root was restored from a backup. `known`
+        is the health of checkpoints whose files were read; others are examined here, by the sizes of their files.
         """
         health = dict(known or {})
         seen: SeenSinks | None = None
@@ -252,14 +257,15 @@ class InspectedRoot:
                 case FenceSinks(generation):
                     assert seen is not None
                     seen = seen.fenced(generation)
-                case Restore(checkpoint, skipped) if skipped and seen is None:
+                case Restore(checkpoint, skipped) if seen is None and (skipped or not is_alive):
                     try:
                         seen = look_at_sinks(self.manifest(checkpoint))
                     except (DamagedCheckpoint, UnknownCheckpoint):
                         health.pop(checkpoint.checkpoint_id, None)
                 case _:
-                    read = frozenset(known or ())
-                    return Outlook(decision, health, () if seen is None else seen.unseen, read)
+                    skips = isinstance(decision, Restore) and decision.skipped
+                    unseen = seen.unseen if seen is not None and skips else ()
+                    return Outlook(decision, health, unseen, frozenset(known or ()))
 
     def find(self, checkpoint_id: int) -> CheckpointCompleted:
         retained = self.retained()

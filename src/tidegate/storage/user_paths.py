@@ -21,6 +21,10 @@ def local_path(path: str | os.PathLike[str]) -> Path:
     Any other URL is refused: taken for a path, it would name a folder below the current one.
     """
     text = os.fspath(path)
+    if not text:
+        raise InvalidConfig(
+            "the path of a root or table is empty (of a variable that is not set?); write . for this folder"
+        )
     scheme = _SCHEME.match(text)
     if scheme is None:
         return Path(text)
