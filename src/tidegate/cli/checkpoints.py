@@ -36,7 +36,7 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
     which each stage was cut.
 
     Of every checkpoint the manifest is read, and its files are looked at by their sizes; `tidegate verify` reads them.
-    Exits with 4 if one is damaged, and says what the next run does.
+    Exits with 4 if one is damaged, or the next run will refuse to start, and says what that does.
 
     Works beside a run that is alive, and starts no Spark.
 
