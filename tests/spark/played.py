@@ -318,9 +318,9 @@ class PlayedPipeline:
         return written
 
     def checkpoint(self) -> None:
-        """Take one, and wait until it is visible and cleaned up after."""
+        """Take one, and wait until it is visible and cleaned up after, and nothing more is done beside."""
         checkpoint_id = self.generation.trigger()
-        self.poll_until(lambda: self.generation.is_settled)
+        self.poll_until(lambda: self.generation.is_settled and self.generation.carrier.is_idle)
         assert self.generation.completed(checkpoint_id)
 
     def newest(self) -> Manifest:
