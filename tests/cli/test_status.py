@@ -70,6 +70,7 @@ def test_a_live_run_shows_its_stages_and_its_last_checkpoints(tmp_path: Path) ->
             "held_back_by": None,
             "no_batch": None,
             "has_event_time": False,
+            "chained_into": None,
         }
         assert [each["checkpoint"] for each in found["run"]["checkpoints"]] == ["ckpt-000001"]
 

@@ -85,7 +85,7 @@ def test_two_checkpoints_may_be_in_progress_at_once_and_are_completed_in_order(t
 def test_a_checkpoint_that_takes_too_long_is_aborted_and_the_next_one_is_another_attempt(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = msgspec.structs.replace(ON_DEMAND, timeout_ms=200, tolerable_failures=1_000)
+    config = msgspec.structs.replace(ON_DEMAND, timeout_ms=1_000, tolerable_failures=1_000)
     with live_run(tmp_path, config=config) as run:
         paths, files = RootPaths(run.root), Folder(run.root)
         run.hold_up()

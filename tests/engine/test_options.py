@@ -38,6 +38,7 @@ GIVEN: dict[str, Any] = {
     "take_over": True,
     "restarts": 13,
     "restart_pause": "14s",
+    "chain": False,
     "fsync": False,
     "conf": {"spark.x": "15"},
 }
@@ -115,12 +116,12 @@ def test_an_option_of_the_command_reaches_the_run(monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "flat.py"
     file.write_text("import tidegate as tg\npipeline = tg.Pipeline('flat')\n", encoding="utf-8")
     given = {name: value for name, value in GIVEN.items() if name != "checkpoint"}
-    arguments = ["run", str(file), "--root", str(tmp_path / "root"), "--no-fsync", "--conf", "spark.x=15"]
+    arguments = ["run", str(file), "--root", str(tmp_path / "root"), "--no-fsync", "--no-chain", "--conf", "spark.x=15"]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             arguments.append(option)
-        elif name not in ("fsync", "conf"):
+        elif name not in ("fsync", "chain", "conf"):
             arguments += [option, str(value)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output

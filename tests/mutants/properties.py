@@ -14,6 +14,7 @@ import msgspec
 import tidegate as tg
 from tests.mutants.scenarios import quiet
 from tests.protocol.logs import complete, log_with
+from tests.spark.definitions import stage
 from tidegate.engine.order import in_order
 from tidegate.errors import (
     BarrierConflict,
@@ -380,7 +381,7 @@ def a_source_goes_on_only_in_what_it_read() -> None:
 
 def what_a_source_has_lost_is_not_tried_again() -> None:
     said = "set the source option failOnDataLoss to false.\nReason: Partition a-0 offset was changed from 500 to 300."
-    assert isinstance(failure_of("orders", said), DataLost)
+    assert isinstance(failure_of(stage("orders"), said), DataLost)
 
 
 def a_topic_that_is_gone_is_not_waited_for() -> None:

@@ -120,7 +120,11 @@ def test_a_slow_stage_holds_back_all_before_it_and_nothing_is_lost_or_doubled(
     assert len(left) <= 2, f"abandoned attempts are cleaned up: {left}"
 
 
-def test_a_table_that_is_late_holds_its_sink_back_but_not_from_a_barrier(tmp_path: Path, spark: SparkSession) -> None:
+@pytest.mark.parametrize("chain", [False, True], ids=["apart", "chained"])
+def test_a_table_that_is_late_holds_its_sink_back_but_not_from_a_barrier(
+    tmp_path: Path, spark: SparkSession, *, chain: bool
+) -> None:
+    """A source that is chained to its sink is paused for it, in the middle of a batch, and goes on elsewhere."""
     write_input(tmp_path / "rows", FILES, ROWS_PER_FILE)
     pipeline = tg.Pipeline("late")
     may_commit = threading.Event()
@@ -139,13 +143,19 @@ def test_a_table_that_is_late_holds_its_sink_back_but_not_from_a_barrier(tmp_pat
         return rows
 
     held: set[tuple[str, str]] = set()
+    # All is held back, by the table in the end.
+    awaited = {("table", "its table")} | (set() if chain else {("rows", "table")})
 
     def view(status: RunStatus) -> None:
         held.update((name, stage.held_back_by) for name, stage in status.stages.items() if stage.held_back_by)
-        if {("table", "its table"), ("rows", "table")} <= held:  # all is held back, by the table in the end
+        if awaited <= held:
             may_commit.set()
 
-    run_to_end(pipeline, tmp_path / "root", spark, view=view, max_backlog_segments=1, checkpoint_interval="100ms")
+    options = {"max_backlog_segments": 1, "checkpoint_interval": "100ms", "chain": chain}
+    run_to_end(pipeline, tmp_path / "root", spark, view=view, **options)
     assert may_commit.is_set(), held
+    if chain:
+        attempts = sorted(path.name for path in (tmp_path / "root").glob("generations/*/stages/rows/spark-*"))
+        assert attempts, "it was paused, and went on in fresh folders"
     assert sum(len(ids) for ids in seen.values()) == FILES * ROWS_PER_FILE
     assert set().union(*seen.values()) == set(range(FILES * ROWS_PER_FILE))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.logger import PySparkLogger
 
+from tests.spark.definitions import stage
 from tidegate.errors import DataLost, StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
 
@@ -152,7 +153,7 @@ def test_what_only_the_innermost_cause_tells_is_told_too() -> None:
 )
 def test_no_secret_is_told(said: str) -> None:
     assert "hunter2" not in cause_of(said)
-    assert "hunter2" not in str(failure_of("rows", LOST.format(reason=said)))
+    assert "hunter2" not in str(failure_of(stage("rows"), LOST.format(reason=said)))
 
 
 def test_no_more_is_told_than_can_be_read() -> None:
@@ -170,7 +171,7 @@ def test_no_more_is_told_than_can_be_read() -> None:
     ],
 )
 def test_a_loss_that_no_retry_mends_is_told_with_what_is_lost_and_what_to_do(reason: str, told: str) -> None:
-    failed = failure_of("orders", LOST.format(reason=reason))
+    failed = failure_of(stage("orders"), LOST.format(reason=reason))
     assert isinstance(failed, DataLost)
     assert not failed.retry_helps
     assert str(failed).startswith("stage 'orders' failed: rows that it has yet to read are gone from its source: ")
@@ -180,7 +181,7 @@ def test_a_loss_that_no_retry_mends_is_told_with_what_is_lost_and_what_to_do(rea
 
 
 def test_other_failures_are_no_losses() -> None:
-    assert type(failure_of("orders", WORKER_GONE)) is StageFailed
+    assert type(failure_of(stage("orders"), WORKER_GONE)) is StageFailed
 
 
 def test_a_failure_is_told_to_people_alone(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,7 +35,9 @@ from tidegate.storage.manifest import SourceStream, TableAddress
 from tidegate.storage.memory import Memory
 
 SCHEMA = StructType([StructField("id", LongType())])
-BUILT = SimpleNamespace(schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,), has_event_time=False)
+BUILT = SimpleNamespace(
+    schema=SCHEMA, sources=(), frame=None, streams=(READ_STREAM,), has_event_time=False, aggregates=False
+)
 
 
 class Broken(Exception):
@@ -103,6 +105,7 @@ def check_newest(folder: Path) -> None:
 @pytest.fixture(autouse=True)
 def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "build", lambda *_: BUILT)
+    monkeypatch.setattr(fitting, "may_join", lambda _: frozenset())
     monkeypatch.setattr(fitting, "StageSessions", lambda _: SimpleNamespace())
     monkeypatch.setattr(fitting, "states_of", lambda _: nullcontext(lambda _stage: None))
     monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())

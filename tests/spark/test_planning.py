@@ -55,7 +55,7 @@ def watched() -> Iterator[Callable[..., tuple[PlanningWatch, Any]]]:
 
     def watch(query: Query, why: str | None = None) -> tuple[PlanningWatch, Any]:
         progress: Any = SimpleNamespace(query=query, batch=-1, has_ended=False)
-        source: Any = SimpleNamespace(name="orders", progress=progress)
+        source: Any = SimpleNamespace(definition=SimpleNamespace(head="orders"), progress=progress)
         watches.append(PlanningWatch([source], lambda _name: why))
         return watches[-1], progress
 

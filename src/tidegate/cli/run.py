@@ -43,6 +43,7 @@ def run_command(
     take_over: Annotated[bool, of_run("take_over", "--take-over")] = DEFAULTS.take_over,
     restarts: Annotated[int, of_run("restarts", min=0)] = DEFAULTS.restarts,
     restart_pause: Annotated[str, of_run("restart_pause")] = DEFAULTS.restart_pause,
+    chain: Annotated[bool, of_run("chain", "--chain/--no-chain")] = DEFAULTS.chain,
     fsync: Annotated[bool, of_run("fsync", "--fsync/--no-fsync")] = DEFAULTS.fsync,
     conf: Annotated[
         list[str],
@@ -103,6 +104,7 @@ def run_command(
                 take_over=take_over,
                 restarts=restarts,
                 restart_pause=restart_pause,
+                chain=chain,
                 fsync=fsync,
                 conf=given,
             )

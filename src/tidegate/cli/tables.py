@@ -14,7 +14,7 @@ from rich.text import Text
 from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
 from tidegate.cli.notices import Notice, notices
 from tidegate.cli.text import as_bytes, as_duration, as_time
-from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart
+from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart, StageStatus
 
 _SHOWN_CHECKPOINTS: Final = 5
 _PREFERRED_CHECKPOINTS: Final = 3
@@ -140,8 +140,8 @@ def _stages(status: RunStatus, width: int | None) -> FittedTable:
     stages = status.stages.values()
     parts = [progress.get(name) for name in status.stages]
     columns = [
-        Column("rows/s", [Text(f"{each.rows_per_s:,.0f}") for each in stages], 1),
-        Column("rows", [Text(f"{each.rows:,}") for each in stages], 4),
+        Column("rows/s", [Text("" if each.chained_into else f"{each.rows_per_s:,.0f}") for each in stages], 1),
+        Column("rows", [Text("" if each.chained_into else f"{each.rows:,}") for each in stages], 4),
         Column("batch", [Text("" if each.batch is None else f"{each.batch:,}") for each in stages], 6),
         Column("lag", [Text("" if each.lag is None else f"{each.lag:,}") for each in stages], 3),
         Column(
@@ -153,10 +153,10 @@ def _stages(status: RunStatus, width: int | None) -> FittedTable:
         ),
         Column(
             "checkpoint",
-            [_stage_progress(each, is_short=False) for each in parts],
+            [_stage_progress(each, part, is_short=False) for each, part in zip(stages, parts, strict=True)],
             2,
             is_number=False,
-            short=[_stage_progress(each, is_short=True) for each in parts],
+            short=[_stage_progress(each, part, is_short=True) for each, part in zip(stages, parts, strict=True)],
             least=11,
         ),
     ]
@@ -173,8 +173,10 @@ def watermark_cell(watermark_ms: int | None, *, has_event_time: bool) -> Text:
 _SHORT: Final[dict[Progress, str]] = {"aligning": "waiting", "recording": "recording"}
 
 
-def _stage_progress(part: StagePart | None, *, is_short: bool) -> Text:
+def _stage_progress(stage: StageStatus, part: StagePart | None, *, is_short: bool) -> Text:
     """Where there is little room, without the inputs that it waits for, and without what is in flight to it."""
+    if stage.chained_into is not None:
+        return Text(f"in {stage.chained_into}" if is_short else f"chained into {stage.chained_into}", style="dim")
     if part is None:
         return Text("")
     said = _SHORT.get(part.progress, part.told) if is_short else part.told

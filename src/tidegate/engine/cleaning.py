@@ -25,7 +25,8 @@ class AbandonedAttempts(msgspec.Struct, frozen=True):
     Spark's upkeep of state still writes there a minute later: it is looked at each time.
     """
 
-    stage: str
+    stages: frozenset[str]
+    """Where it has folders: that of Spark's checkpoint is its first stage's, that of the output its last one's."""
     before: int
     segments: frozenset[str]
 
@@ -62,11 +63,11 @@ class CleaningPlan(msgspec.Struct, frozen=True):
 
     def _left_by(self, attempts: AbandonedAttempts) -> list[str]:
         found: list[str] = []
-        folder = RootPaths.stage(self.generation, attempts.stage)
-        for name in self.root.names_in(folder):
-            if (attempt_of(name) or attempts.before) < attempts.before:
-                self.root.prune(f"{folder}/{name}")
-                found += [each for each in self.root.list(f"{folder}/{name}") if each not in attempts.segments]
+        for folder in (RootPaths.stage(self.generation, stage) for stage in sorted(attempts.stages)):
+            for name in self.root.names_in(folder):
+                if (attempt_of(name) or attempts.before) < attempts.before:
+                    self.root.prune(f"{folder}/{name}")
+                    found += [each for each in self.root.list(f"{folder}/{name}") if each not in attempts.segments]
         return found
 
     def delete(self, files: Iterable[StoredFile]) -> None:
@@ -100,10 +101,12 @@ def plan_after(
     consumed: list[str] = []
     abandoned: list[AbandonedAttempts] = []
     for name, stage in stages.items():
-        if not isinstance(stage.output, ChannelOutput):
-            continue
-        readers = [each for each in stages.values() if name in each.definition.inputs]
-        consumed += stage.output.take_consumed(min(reports[each.name].positions[name] for each in readers))
+        unread: frozenset[str] = frozenset()
+        if isinstance(stage.output, ChannelOutput):
+            readers = [each for each in stages.values() if name in each.definition.inputs]
+            consumed += stage.output.take_consumed(min(reports[each.name].positions[name] for each in readers))
+            unread = stage.output.unread()
         if stage.oldest_attempt > 1:
-            abandoned.append(AbandonedAttempts(name, stage.oldest_attempt, stage.output.unread()))
+            folders = frozenset((stage.definition.head, name))
+            abandoned.append(AbandonedAttempts(folders, stage.oldest_attempt, unread))
     return CleaningPlan(root, generation, visible, tuple(consumed), tuple(abandoned))

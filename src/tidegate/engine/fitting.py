@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
+from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
+from tidegate.engine.order import in_order
 from tidegate.engine.root import Root, check_shape, check_sources
 from tidegate.engine.status import StepName
 from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
 from tidegate.protocol.decision_log import DecisionLog
-from tidegate.sinks.contract import BoundSink
+from tidegate.sinks.contract import BoundSink, RowSink
 from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark import queries
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.plan import states_of
+from tidegate.spark.plan import has_state, states_of
 from tidegate.spark.session import StageSessions
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.storage.manifest import Manifest, StageShape, StageState, TableAddress
@@ -25,7 +27,6 @@ from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.types import StructType
 
 
 class Begin(Protocol):
@@ -48,6 +49,8 @@ class SparkFitting:
         sinks: Mapping[str, BoundSink],
         set_by_users: Mapping[str, str],
         begin: Begin,
+        *,
+        may_chain: bool = True,
     ) -> None:
         """`set_by_users`: settings of the session that are not Spark's own defaults."""
         self._definitions = definitions
@@ -60,7 +63,15 @@ class SparkFitting:
         self._number = 0
         self._looking = ExitStack()
         self._state: Callable[[str], StageState | None] = lambda _: None
+        self._may_chain = may_chain
+        self._apart: frozenset[str] = frozenset()
+        """Those that cannot be joined to their inputs, because of the checkpoint."""
+        self._joined: set[str] = set()
+        self._called: dict[str, tuple[queries.Built | None, queries.Built]] = {}
+        """What each function has returned, and what it was joined to."""
         self.built: dict[str, queries.Built] = {}
+        self.queries: list[StageDefinition] = []
+        """What Spark is to run: stages, and chains of them."""
         self.shape: dict[str, StageShape] = {}
         self.base: Manifest | None = None
         self.changes: tuple[str, ...] = ()
@@ -78,28 +89,78 @@ class SparkFitting:
         the same. So what is made there before, which is empty folders, stays there if it comes to nothing."""
         self._looking.close()
         self._number = number
-        schemas: dict[str, StructType] = {}
+        self._joined = set(may_join(self._definitions)) - self._apart if self._may_chain else set()
+        self._called = {}
+        while True:
+            self._build()
+            if not (refused := self._refused()):
+                break
+            self._joined -= refused
+        self.queries = as_queries(self._definitions, self._joined)
+        self._begin("reading_checkpoint")
+        frames = {name: each.frame for name, each in self.built.items() if name not in self._joined}
+        self._state = self._looking.enter_context(states_of(frames))
+
+    def _build(self) -> None:
+        """Build every stage, onto its input where it is joined to that, unless that is found to be impossible."""
         self.built = {}
         for index, definition in enumerate(self._definitions, start=1):
             self._begin("calling_functions", definition.name, index, len(self._definitions))
-            names = {each: RootPaths.gate(number, definition.name, each) for each in definition.inputs}
-            for folder in names.values():
-                self._root.store.make_folder(folder)  # which Spark looks for
-            gates = {each: self._root.store.at(folder) for each, folder in names.items()}
-            self.built[definition.name] = queries.build(definition, self._sessions, gates, schemas)
-            schemas[definition.name] = self.built[definition.name].schema
-        self._begin("reading_checkpoint")
-        self._state = self._looking.enter_context(states_of({name: each.frame for name, each in self.built.items()}))
+            read = self.built[definition.inputs[0]] if definition.name in self._joined else None
+            called_with, built = self._called.get(definition.name, (None, None))
+            if built is None or called_with is not read:
+                built = None if read is None else self._build_onto(definition, read)
+                if built is None:
+                    self._joined.discard(definition.name)
+                    read, built = None, self._build_apart(definition)
+                self._called[definition.name] = read, built
+            self.built[definition.name] = built
+
+    def _build_apart(self, definition: StageDefinition) -> queries.Built:
+        names = {each: RootPaths.gate(self._number, definition.name, each) for each in definition.inputs}
+        for folder in names.values():
+            self._root.store.make_folder(folder)  # which Spark looks for
+        gates = {each: self._root.store.at(folder) for each, folder in names.items()}
+        schemas = {each: self.built[each].schema for each in definition.inputs}
+        return queries.build(definition, self._sessions, gates, schemas)
+
+    def _build_onto(self, definition: StageDefinition, read: queries.Built) -> queries.Built | None:
+        is_head = definition.inputs[0] not in self._joined
+        return queries.build_onto(definition, read, is_sealed_off=is_head and has_state(read.frame))
+
+    def _refused(self) -> set[str]:
+        """Those that cannot be joined to their inputs after all, which only shows when all are built."""
+        refused = self._joined & self.in_order
+        for query in as_queries(self._definitions, self._joined - refused):
+            # What a paused source has staged must not be replaced by what is still on its way there.
+            if query.chained and not query.inputs and isinstance(self._sinks.get(query.name), RowSink):
+                refused.add(query.name)
+            if query.chained and has_state(self.built[query.head].frame):
+                heads = {each: self.built[each].frame for each in (query.head, query.name)}
+                with states_of(heads) as state:
+                    # None of both is equal to nothing: what is kept cannot be told.
+                    if state(query.head) is None or state(query.head) != state(query.name):
+                        refused.add(query.members[1].name)
+        return refused
+
+    @property
+    def in_order(self) -> frozenset[str]:
+        """Those that may read one segment a batch only."""
+        return in_order(self._definitions, {name for name, each in self.built.items() if each.aggregates})
 
     def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
         if log.next_generation != self._number:
             self.build(log.next_generation)
             return False
+        if base is not None and (apart := self._cannot_join(base)):
+            self._apart |= apart
+            self.build(self._number)
+            return False
         shape = self._shape()
         if base is not None:
             check_shape(base, shape)
         shape = check_sources(self._root.store, self._number, base, shape)
-        shape = {name: msgspec.structs.replace(each, state=self._state(name)) for name, each in shape.items()}
+        shape = {name: msgspec.structs.replace(each, state=self._state_of(name)) for name, each in shape.items()}
         self.changes = () if base is None else self._check_state(base, shape)
         tables = self._check_tables(base, log)
         for name, sink in self._sinks.items():  # none is created before all are checked
@@ -112,6 +173,15 @@ class SparkFitting:
         }
         self.base = None if base is None else with_staged_in(tables, base)
         return True
+
+    def _cannot_join(self, base: Manifest) -> frozenset[str]:
+        """Nothing is said of a pipeline that does not fit at all."""
+        chains = chains_of(self.queries)
+        is_known = all(each in base.stages for name, before in chains.items() for each in (*before, name))
+        return cannot_join(base, chains) if is_known else frozenset()
+
+    def _state_of(self, name: str) -> StageState | None:
+        return StageState(self._session.version) if name in self._joined else self._state(name)
 
     def _shape(self) -> dict[str, StageShape]:
         return {

@@ -16,9 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.engine.carrier import Carrier
+from tidegate.engine.chains import by_query
 from tidegate.engine.channel import Channel
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.leading import Leading, reports_in
+from tidegate.engine.leading import Leading, reports_at_start
 from tidegate.engine.options import Bounds
 from tidegate.engine.pausing import PausableSource, StartQuery
 from tidegate.engine.planning import PlanningWatch, WhyUnreachable
@@ -42,7 +43,7 @@ from tidegate.protocol.quorum import Ack, Announcement
 from tidegate.sinks.contract import BoundSink, FileSink, staged_by
 from tidegate.spark.definition import StageDefinition
 from tidegate.storage.files import Files
-from tidegate.storage.manifest import Manifest, StageShape, StageSnapshot
+from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 
 _log = logging.getLogger("tidegate")
@@ -86,7 +87,8 @@ class Generation:
         patience: Patience | None = None,
         carrier: Carrier | None = None,
     ) -> None:
-        """`launch` rebuilds the stages and starts their queries."""
+        """`definitions`: of what Spark runs, stages and chains of them. `launch` rebuilds them and starts their
+        queries."""
         self._bounds = Bounds() if bounds is None else bounds
         self._patience = Patience() if patience is None else patience
         self._definitions = {definition.name: definition for definition in definitions}
@@ -106,6 +108,9 @@ class Generation:
         self._is_base_shown = ground.base is None
         self._is_abandoned = False
         self._has_advanced = False
+        base, queries = ground.base, self._definitions.values()
+        self._starts = {} if base is None else by_query(base.stages, queries)
+        self._reports_at_base = None if base is None else reports_at_start(base, queries)
         self.channels = {name: self._channel(name) for name in self._definitions}
         self.stages = {name: self._stage(definition) for name, definition in self._definitions.items()}
         self.leading = Leading(
@@ -129,7 +134,7 @@ class Generation:
             sinks,
             {_INSTANCE: Assignment(self.incarnation, tuple(self._definitions), self._has_event_time)},
             config,
-            None if ground.base is None else reports_in(ground.base),
+            self._reports_at_base,
             self._patience,
         )
 
@@ -138,17 +143,16 @@ class Generation:
         return any(each.has_event_time for each in self.shape.values())
 
     def _channel(self, name: str) -> Channel:
-        base = self._ground.base
-        if base is None:
+        if not self._starts:
             return Channel(name, 0, self._bounds.backlog)
-        in_flight = (stage.in_flight.get(name, ()) for stage in base.stages.values())
+        in_flight = (stage.in_flight.get(name, ()) for stage in self._starts.values())
         # Of several readers, the same segments may be in flight to each.
         segments = {segment.sequence: segment for each in in_flight for segment in each}
-        return Channel(name, base.stages[name].output_sequence, self._bounds.backlog, segments.values())
+        return Channel(name, self._starts[name].output_sequence, self._bounds.backlog, segments.values())
 
     def _stage(self, definition: StageDefinition) -> RunningStage:
         ground = self._ground
-        start: StageSnapshot | None = None if ground.base is None else ground.base.stages[definition.name]
+        start = self._starts.get(definition.name)
         opened = ground.opened
         place = StagePlace(
             ground.root,
@@ -160,7 +164,7 @@ class Generation:
             max(opened.largest_id, opened.log.last_checkpoint_id),
             self.sinks.get(definition.name),
             self._bounds.backlog,
-            has_event_time=self.shape[definition.name].has_event_time,
+            has_event_time=any(self.shape[each.name].has_event_time for each in definition.members),
         )
         return RunningStage(definition, place, self.channels, self._config, self, self._patience)
 
@@ -169,21 +173,25 @@ class Generation:
         sink = self.sinks.get(definition.name)
         return sink.staging if isinstance(sink, FileSink) else self._ground.work
 
-    def output_of(self, definition: StageDefinition) -> Files:
+    def output_of(self, definition: StageDefinition, attempt: int = 1) -> Files:
         sink = self.sinks.get(definition.name)
         if isinstance(sink, FileSink):
-            return staged_by(sink, self.generation).at("", durable=False)
-        return self._ground.work.at(RootPaths.output(self.generation, definition.name), durable=False)
+            return staged_by(sink, self.generation, attempt).at("", durable=False)
+        return self._ground.work.at(RootPaths.output(self.generation, definition.name, attempt), durable=False)
 
-    def checkpoint_of(self, definition: StageDefinition) -> Files:
-        """Spark's own, of a stage's query."""
-        return self._ground.work.at(RootPaths.spark_checkpoint(self.generation, definition.name), durable=False)
+    def checkpoint_of(self, definition: StageDefinition, attempt: int = 1) -> Files:
+        """Spark's own, of a query."""
+        folder = RootPaths.spark_checkpoint(self.generation, definition.head, attempt)
+        return self._ground.work.at(folder, durable=False)
 
     def may_pause(self, name: str, start: StartQuery) -> None:
         """A source may be paused, and be started again."""
-        self._sources.append(
-            PausableSource(self.stages[name], start, self._ground.work, self.generation, self.carrier.call)
-        )
+        definition = self._definitions[name]
+
+        def folders(attempt: int) -> tuple[Files, Files]:
+            return self.checkpoint_of(definition, attempt), self.output_of(definition, attempt)
+
+        self._sources.append(PausableSource(self.stages[name], start, folders, self.carrier.call))
 
     def watch_planning(self, why_unreachable: WhyUnreachable) -> None:
         """From now on, when its queries run."""
@@ -307,7 +315,7 @@ class Generation:
         if stage.definition.kind == "sink":
             return "its table"
         readers = [each for each in self.stages.values() if name in each.definition.inputs]
-        return min(readers, key=lambda reader: reader.inputs.position(name)).name
+        return min(readers, key=lambda reader: reader.inputs.position(name)).definition.head
 
     def no_batch(self, name: str) -> NoBatch | None:
         """Why a source has planned no batch for a while, if it has not."""
@@ -423,8 +431,7 @@ class Generation:
 
     @property
     def _consumed_at_base(self) -> dict[str, object]:
-        base = self._ground.base
-        return {} if base is None else _consumed(reports_in(base))
+        return _consumed(self._reports_at_base or {})
 
     def on_commit_failed(self, sink: str, permit: CommitPermit, failures: int, error: TidegateError) -> None:
         self.leading.tell_commit_failed(sink, permit, failures, error)

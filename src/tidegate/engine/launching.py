@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,11 +13,10 @@ from pyspark import inheritable_thread_target
 from tidegate.engine.fitting import Begin
 from tidegate.engine.generation import Generation
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.order import in_order
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.filelog import StageSource, restart_source_logs
+from tidegate.spark.filelog import StageSource, begin_after, restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
 from tidegate.spark.snapshot import keep_first_position, note_streams, restore_checkpoint
@@ -37,14 +36,17 @@ class Launch:
         self,
         definitions: list[StageDefinition],
         built: Mapping[str, queries.Built],
+        ordered: Collection[str],
         root: Files,
         session: SparkSession,
         begin: Begin,
         *,
         available_now: bool,
     ) -> None:
+        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only."""
         self._definitions = definitions
         self._built = built
+        self._ordered = ordered
         self._root = root
         self._session = session
         self._begin = begin
@@ -52,22 +54,21 @@ class Launch:
 
     def __call__(self, generation: Generation) -> None:
         starts: dict[str, partial[StreamingQuery]] = {}
-        ordered = in_order(self._definitions, {name for name, each in self._built.items() if each.aggregates})
         for number, definition in enumerate(self._definitions, start=1):
             self._begin("laying_out", definition.name, number, len(self._definitions))
-            starts[definition.name] = self._lay_out(generation, definition, is_ordered=definition.name in ordered)
+            starts[definition.name] = self._lay_out(generation, definition)
         self._start(generation, starts)
         reached(Step.QUERIES_STARTED)
-        _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
+        stages, queries_run = sum(len(each.members) for each in self._definitions), len(self._definitions)
+        in_queries = "" if stages == queries_run else f" in {queries_run} queries"
+        _log.info("generation %d runs %d stages%s", generation.generation, stages, in_queries)
 
-    def _lay_out(
-        self, generation: Generation, definition: StageDefinition, *, is_ordered: bool
-    ) -> partial[StreamingQuery]:
-        """Returns what starts the stage's query."""
+    def _lay_out(self, generation: Generation, definition: StageDefinition) -> partial[StreamingQuery]:
+        """Returns what starts the query."""
         name, built = definition.name, self._built[definition.name]
         stage = generation.stages[name]
         checkpoint, output = lay_out(
-            self._root, generation, definition, built.sources, window=1 if is_ordered else WINDOW
+            self._root, generation, definition, built.sources, window=1 if name in self._ordered else WINDOW
         )
         stage.progress.may_end = self._available_now and not definition.inputs
         start = queries.starting(
@@ -95,22 +96,24 @@ class Launch:
                 generation.stages[name].progress.query = query.result()
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
-                raise failure_of(name, error) from error
+                raise failure_of(generation.stages[name].definition, error) from error
 
 
 def lay_out(
     root: Files, generation: Generation, definition: StageDefinition, sources: Sequence[StageSource], *, window: int
 ) -> tuple[Files, Files]:
-    """A stage's folders as of the checkpoint that it starts from, and its gates. Returns those of Spark's checkpoint
+    """A query's folders as of the checkpoint that it starts from, and its gates. Returns those of Spark's checkpoint
     and of its output."""
-    name = definition.name
-    stage = generation.stages[name]
+    name = definition.head
+    stage = generation.stages[definition.name]
     checkpoint, output = generation.checkpoint_of(definition), generation.output_of(definition)
     clear(output, "")
     cut = None if stage.start is None else stage.start.cut
     restore_output(output, cut)
     if stage.start is not None:
         restore_checkpoint(root, stage.start.files, checkpoint, name)
+        if cut is not None and not stage.start.files:  # it was in the query of its input, and so had none of its own
+            begin_after(checkpoint, cut)
     if not definition.inputs:
         note_streams(root, generation.generation, name, generation.shape[name].streams)
         if stage.start is None or not stage.start.knows_position:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 
 from tidegate.engine.carrier import Clock, Handlers
+from tidegate.engine.chains import by_query, by_stage, chains_of
 from tidegate.engine.cleaning import CleaningPlan, plan_after
 from tidegate.engine.kill_points import Step, reached
 from tidegate.engine.stage.output import ChannelOutput
@@ -34,6 +35,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.retention import StoredFile
 from tidegate.sinks import function
 from tidegate.sinks.contract import BoundSink, decode_committable
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.session import is_of_the_connection
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
@@ -87,6 +89,20 @@ def reports_in(manifest: Manifest) -> dict[str, StageReport]:
             has_event_time=manifest.shape[name].has_event_time,
         )
         for name, each in manifest.stages.items()
+    }
+
+
+def reports_at_start(manifest: Manifest, queries: Iterable[StageDefinition]) -> dict[str, StageReport]:
+    """The same as if these queries had reported it. Each with all files of its stages, whatever it starts from: they
+    are needed as long as the checkpoint is."""
+    queries = list(queries)
+    reports = reports_in(msgspec.structs.replace(manifest, stages=by_query(manifest.stages, queries)))
+    files = {name: each.files for name, each in reports_in(manifest).items()}
+    return {
+        each.name: msgspec.structs.replace(
+            reports[each.name], files=tuple(file for stage in each.members for file in files[stage.name])
+        )
+        for each in queries
     }
 
 
@@ -182,6 +198,7 @@ class Leading:
 
     def _write_manifest(self, request: requests.WriteManifest) -> Callable[[], requests.Written]:
         checkpoint = request.checkpoint
+        chains = chains_of(each.definition for each in self._stages.values())
         at = self.triggered_at(checkpoint)
         duration_ms = self._durations.setdefault(checkpoint.checkpoint_id, self.duration_ms(checkpoint))
         manifest = Manifest(
@@ -197,7 +214,8 @@ class Leading:
             duration_ms=duration_ms,
             min_watermark_ms=request.min_watermark_ms,
             shape=dict(self._shape),
-            stages={name: _snapshot_in(report) for name, report in checkpoint.reports.items()},
+            stages=by_stage({name: _snapshot_in(report) for name, report in checkpoint.reports.items()}, chains),
+            chains=chains,
         )
         name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
 

@@ -99,6 +99,9 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str,
         Meta(description="How long to wait before the first restart; each further time twice as long, up to a minute."),
     ] = "1s"
+    chain: Annotated[
+        bool, Meta(description="Run stages that only pass rows on in the query of their input, where they can be.")
+    ] = True
     fsync: Annotated[
         bool, Meta(description="Force checkpoints to the disk; without, a loss of power may cost the newest.")
     ] = True

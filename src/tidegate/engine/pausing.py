@@ -24,7 +24,6 @@ from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
 from tidegate.storage.files import Files
-from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -45,13 +44,15 @@ class _Phase(enum.Enum):
 
 
 class PausableSource:
-    """A source's query, as its channel wants it. `poll` is called from the control thread."""
+    """A source's query, as its readers, or its table, want it. `poll` is called from the control thread."""
 
-    def __init__(self, stage: RunningStage, start: StartQuery, root: Files, generation: int, call: Beside) -> None:
+    def __init__(
+        self, stage: RunningStage, start: StartQuery, folders: Callable[[int], tuple[Files, Files]], call: Beside
+    ) -> None:
+        """`folders`: of an attempt, that of Spark's checkpoint and that of the output."""
         self._stage = stage
         self._start = start
-        self._root = root
-        self._generation = generation
+        self._folders_of = folders
         self._call = call
         self._phase = _Phase.RUNNING
         self._attempt = 1
@@ -60,11 +61,7 @@ class PausableSource:
 
     @property
     def _folders(self) -> tuple[Files, Files]:
-        name = self._stage.name
-        return (
-            self._root.at(RootPaths.spark_checkpoint(self._generation, name, self._attempt), durable=False),
-            self._root.at(RootPaths.output(self._generation, name, self._attempt), durable=False),
-        )
+        return self._folders_of(self._attempt)
 
     def poll(self) -> None:
         stage = self._stage
@@ -72,7 +69,7 @@ class PausableSource:
             case _Phase.RUNNING:
                 query = stage.progress.query
                 # One that has ended, or failed, is no longer to be stopped: its own look at it will tell.
-                if stage.channel.is_held_back and stage.progress.batch >= 0 and query is not None and query.isActive:
+                if stage.is_held_back and stage.progress.batch >= 0 and query is not None and query.isActive:
                     stage.progress.query = None
                     self._stopping = self._call(f"tidegate-pause-{stage.name}", partial(_stop, query))
                     self._phase = _Phase.STOPPING
@@ -82,7 +79,7 @@ class PausableSource:
                     reached(Step.SOURCE_PAUSED)
                     _log.debug("source %s is paused after batch %d", stage.name, stage.progress.batch)
             case _Phase.PAUSED:
-                if not stage.channel.is_held_back and stage.progress.has_taken_up_all:
+                if not stage.is_held_back and stage.progress.has_taken_up_all:
                     self._attempt += 1
                     self._starting = self._call(f"tidegate-go-on-{stage.name}", self._rebuild_and_start)
                     self._phase = _Phase.STARTING
@@ -107,7 +104,7 @@ class PausableSource:
         if error is None:
             return True
         if isinstance(error, StreamingQueryException):  # it has failed before it could be stopped
-            raise failure_of(self._stage.name, error) from error
+            raise failure_of(self._stage.definition, error) from error
         what = "paused" if self._phase is _Phase.STOPPING else "started again after a pause"
         raise StageFailed(self._stage.name, f"its query could not be {what}: {cause_of(error)}") from error
 

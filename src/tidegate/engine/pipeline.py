@@ -48,21 +48,35 @@ class Pipeline:
 
     # -- defining ---------------------------------------------------------------------------------
 
-    def source(self, function: Function) -> Function:
-        """A stage that reads an external stream: `spark.readStream…`. It is called with the session."""
-        parameters = tuple(inspect.signature(function).parameters)
-        if parameters not in ((), (SPARK_PARAMETER,)):
-            raise InvalidPipeline(
-                f"source {function.__name__!r} takes {', '.join(parameters)}; it may take `spark` and nothing else"
-            )
-        self._add(StageDefinition(function.__name__, "source", function, (), parameters, folder=self.folder))
-        return function
+    @overload
+    def source(self, function: Function) -> Function: ...
+    @overload
+    def source(self, *, chain: bool = True) -> Callable[[Function], Function]: ...
+    def source(
+        self, function: Function | None = None, *, chain: bool = True
+    ) -> Function | Callable[[Function], Function]:
+        """A stage that reads an external stream: `spark.readStream…`. It is called with the session.
+
+        `chain=False`: it and what reads it never run as one query.
+        """
+
+        def define(defined: Function) -> Function:
+            parameters = tuple(inspect.signature(defined).parameters)
+            if parameters not in ((), (SPARK_PARAMETER,)):
+                raise InvalidPipeline(
+                    f"source {defined.__name__!r} takes {', '.join(parameters)}; it may take `spark` and nothing else"
+                )
+            name = defined.__name__
+            self._add(StageDefinition(name, "source", defined, (), parameters, folder=self.folder, chain=chain))
+            return defined
+
+        return define if function is None else define(function)
 
     @overload
     def stage(self, function: Function) -> Function: ...
     @overload
     def stage(
-        self, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
+        self, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append", chain: bool = True
     ) -> Callable[[Function], Function]: ...
     def stage(
         self,
@@ -70,19 +84,28 @@ class Pipeline:
         *,
         inputs: Sequence[str] | None = None,
         output_mode: OutputMode = "append",
+        chain: bool = True,
     ) -> Function | Callable[[Function], Function]:
-        """A stage that reads other stages. A parameter names the stage it reads, unless `inputs` does."""
+        """A stage that reads other stages. A parameter names the stage it reads, unless `inputs` does.
+
+        `chain=False`: it never runs as one query with what it reads or with what reads it.
+        """
 
         def define(defined: Function) -> Function:
-            self._add(_reading(defined, "stage", inputs, output_mode, None))
+            self._add(_reading(defined, "stage", inputs, output_mode, None, chain=chain))
             return defined
 
         return define if function is None else define(function)
 
     def sink(
-        self, sink: Sink, *, inputs: Sequence[str] | None = None, output_mode: OutputMode = "append"
+        self,
+        sink: Sink,
+        *,
+        inputs: Sequence[str] | None = None,
+        output_mode: OutputMode = "append",
+        chain: bool = True,
     ) -> Callable[[Function], Function]:
-        """A stage whose output goes to a table."""
+        """A stage whose output goes to a table. `chain=False`: it never runs as one query with what it reads."""
         from tidegate.sinks.contract import Sink, SinkWithPath
 
         if isinstance(sink, type) or not isinstance(sink, Sink):
@@ -94,7 +117,7 @@ class Pipeline:
         placed = sink.seen_from(self.folder) if isinstance(sink, SinkWithPath) else sink
 
         def define(defined: Function) -> Function:
-            self._add(_reading(defined, "sink", inputs, output_mode, placed))
+            self._add(_reading(defined, "sink", inputs, output_mode, placed, chain=chain))
             return defined
 
         return define
@@ -192,6 +215,7 @@ class Pipeline:
         take_over: bool = DEFAULTS.take_over,
         restarts: int = DEFAULTS.restarts,
         restart_pause: str = DEFAULTS.restart_pause,
+        chain: bool = DEFAULTS.chain,
         fsync: bool = DEFAULTS.fsync,
         conf: dict[str, str] = DEFAULTS.conf,
     ) -> None:
@@ -224,6 +248,7 @@ class Pipeline:
         :param take_over: start although another run seems alive; that one is superseded
         :param restarts: how often to restart after a stage has failed
         :param restart_pause: how long to wait before the first restart; each further time twice as long, up to a minute
+        :param chain: run stages that only pass rows on in the query of their input, where they can be
         :param fsync: force checkpoints to the disk; without, a loss of power may cost the newest
         :param conf: settings of the Spark session that is made where none is given, such as spark.jars.packages
         """
@@ -251,6 +276,7 @@ class Pipeline:
             take_over=take_over,
             restarts=restarts,
             restart_pause=restart_pause,
+            chain=chain,
             fsync=fsync,
             conf=conf,
         )
@@ -274,6 +300,8 @@ def _reading(
     inputs: Sequence[str] | None,
     output_mode: OutputMode,
     sink: Sink | None,
+    *,
+    chain: bool,
 ) -> StageDefinition:
     parameters = tuple(inspect.signature(function).parameters)
     read = tuple(name for name in parameters if name != SPARK_PARAMETER)
@@ -283,4 +311,4 @@ def _reading(
                 f"{kind} {function.__name__!r} takes {len(read)} inputs, but inputs names {len(inputs)}"
             )
         read = tuple(inputs)
-    return StageDefinition(function.__name__, kind, function, read, parameters, output_mode, sink)
+    return StageDefinition(function.__name__, kind, function, read, parameters, output_mode, sink, chain=chain)

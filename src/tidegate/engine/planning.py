@@ -79,7 +79,7 @@ class PlanningWatch:
                     self._look(source)
 
     def _look(self, source: RunningStage) -> None:
-        name, query = source.name, source.progress.query
+        name, query = source.definition.head, source.progress.query
         doing = "" if query is None or source.progress.has_ended else str(query.status["message"])
         if query is None or not doing.startswith(_PLANNING):
             self._forget(name)

@@ -341,7 +341,15 @@ class _Run:
         set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
         number = self._check_not_superseded().next_generation
         examined, self._examined = self._examined, {}
-        with SparkFitting(self._definitions, self._root, session, sinks, set_by_users, self.begin) as fitting:
+        with SparkFitting(
+            self._definitions,
+            self._root,
+            session,
+            sinks,
+            set_by_users,
+            self.begin,
+            may_chain=self._options.chain,
+        ) as fitting:
             fitting.build(number)
             opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
         for change in fitting.changes:
@@ -350,14 +358,15 @@ class _Run:
         for sink in sinks.values():  # now that the root stays, and before anything is staged
             sink.claim()
         generation = Generation(
-            self._definitions,
+            fitting.queries,
             Ground(self._pipeline.name, self._root.store, self._root.store, opened, fitting.base, fitting.shape),
             self._options.config(),
             sinks,
             self._options.bounds(),
             launch=Launch(
-                self._definitions,
+                fitting.queries,
                 fitting.built,
+                fitting.in_order,
                 self._root.store,
                 session,
                 self.begin,

@@ -28,6 +28,8 @@ from tidegate.storage.manifest import Manifest, StageKind, as_report
 
 if TYPE_CHECKING:
     from tidegate.engine.generation import Delay, Generation
+    from tidegate.engine.stage.running import RunningStage
+    from tidegate.spark.definition import StageDefinition
 
 _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
@@ -78,6 +80,13 @@ class StageStatus(msgspec.Struct, frozen=True):
     has_event_time: Annotated[
         bool, Meta(description="whether it has a watermark, or will have one: it calls `withWatermark`")
     ] = False
+    chained_into: Annotated[
+        str | None,
+        Meta(
+            description="the stage in whose query it runs, which counts its batches and rows; null: it has its own, or "
+            "is the last of those that run in it"
+        ),
+    ] = None
 
 
 class StagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -363,20 +372,12 @@ class Observer:
             self._earlier.extend(self._ended)
             self._rates.clear()
         self._ended = tuple(status_of(generation, each) for each in generation.coordinator.history[-_LAST_CHECKPOINTS:])
-        stages = {
-            name: StageStatus(
-                stage.definition.kind,
-                stage.progress.batch if stage.progress.batch >= 0 else None,
-                stage.progress.rows,
-                self._rate(generation.generation, name, stage.progress.rows),
-                stage.inputs.lag if stage.definition.inputs else None,
-                stage.progress.watermark_ms,
-                generation.held_back_by(name),
-                generation.no_batch(name),
-                generation.shape[name].has_event_time,
-            )
-            for name, stage in generation.stages.items()
+        found = {
+            each.name: self._stage(generation, stage, each)
+            for stage in generation.stages.values()
+            for each in stage.definition.members
         }
+        stages = {name: found[name] for name in generation.shape}  # in the order of the pipeline
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=as_moment(self._clock.utc()),
@@ -391,6 +392,23 @@ class Observer:
             checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
+
+    def _stage(self, generation: Generation, stage: RunningStage, member: StageDefinition) -> StageStatus:
+        """One of the stages that run in a query."""
+        progress = stage.progress
+        is_last, is_first = member.name == stage.name, member.name == stage.definition.head
+        return StageStatus(
+            member.kind,
+            progress.batch if is_last and progress.batch >= 0 else None,
+            progress.rows if is_last else 0,
+            self._rate(generation.generation, stage.name, progress.rows) if is_last else 0.0,
+            stage.inputs.lag if is_first and member.inputs else None,
+            progress.watermark_ms if is_last else None,
+            generation.held_back_by(stage.name) if is_last else None,
+            generation.no_batch(member.name),
+            generation.shape[member.name].has_event_time and is_last,
+            None if is_last else stage.name,
+        )
 
     def _of_earlier(self, generation: Generation) -> Iterator[CheckpointStatus]:
         """Those of earlier generations. What one of them had decided, the next one shows."""

@@ -264,9 +264,10 @@ class FileSink(BoundSink, Protocol):
         ...
 
 
-def staged_by(sink: FileSink, generation: int) -> Files:
-    """Where a generation's files are staged."""
-    return sink.staging.at(f"{generation:06d}")
+def staged_by(sink: FileSink, generation: int, attempt: int = 1) -> Files:
+    """Where a generation's files are staged: those of a query that was paused, apart from what it had begun before."""
+    folder = f"{generation:06d}"
+    return sink.staging.at(folder if attempt == 1 else f"{folder}/attempt-{attempt}")
 
 
 @runtime_checkable

@@ -7,15 +7,18 @@ hold, in a URL or in settings, are left out.
 
 from __future__ import annotations
 
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import CodeType
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
 from tidegate.errors import DataLost, StageFailed
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.sources import without_secrets
 from tidegate.storage.system import refusal_in
 
@@ -44,6 +47,7 @@ _WRAPPERS: Final = (
     re.compile(r"^(org\.apache\.spark|java\.util\.concurrent)\.[\w.$]*(Exception|Error): "),
 )
 _SQLSTATE: Final = re.compile(r"\s*SQLSTATE: \w{5}")
+_LINE: Final = re.compile(r"\(([^()]+), line (\d+), in [^()]*\)")
 _CALLED_FROM: Final = re.compile(r'"(\w+)" was called from\s+(\S+):(\d+)')
 
 # Sources say it where they offer to go on without what is lost.
@@ -72,14 +76,39 @@ def exception_of(query: StreamingQuery) -> StreamingQueryException | None:
         return query.exception()
 
 
-def failure_of(stage: str, error: object) -> StageFailed:
-    """What a run fails with, when a stage's query has failed with this."""
+def failure_of(stage: StageDefinition, error: object) -> StageFailed:
+    """What a run fails with, when the query of a stage, or of a chain, has failed with this."""
     said = _said(error)
     if _LOSS.search(said) is None:
-        return StageFailed(stage, cause_of(error))
+        return _failure_in(stage, cause_of(error))
     reason = _REASON.search(said)
     told = _GROUP.sub("", " ".join(reason[1].split())) if reason else cause_of(error)
-    return DataLost(stage, _shortened(without_secrets(_SQLSTATE.sub("", told))))
+    return DataLost(stage.head, _shortened(without_secrets(_SQLSTATE.sub("", told))))
+
+
+def _failure_in(stage: StageDefinition, why: str) -> StageFailed:
+    """Of which of the stages that run as one query, the line of the user's own file tells that is named."""
+    if not stage.chained:
+        return StageFailed(stage.name, why)
+    for file, number in _LINE.findall(why):
+        for each in stage.members:
+            if int(number) in _lines_of(each.function, file):
+                return StageFailed(each.name, why)
+    others = ", ".join(each.name for each in stage.chained)
+    return StageFailed(stage.name, f"{why} (it runs in one query with {others}: it may have failed in any of them)")
+
+
+def _lines_of(function: Callable[..., Any], file: str) -> range:
+    """Which lines of a file a function is written in."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if code is None or code.co_filename != file:
+        return range(0)
+    lines, codes = [code.co_firstlineno], [code]
+    while codes:
+        each = codes.pop()
+        lines += [line for _, _, line in each.co_lines() if line is not None]
+        codes += [const for const in each.co_consts if isinstance(const, CodeType)]
+    return range(min(lines), max(lines) + 1)
 
 
 def objection_of(error: Exception) -> str:

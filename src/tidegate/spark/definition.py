@@ -29,3 +29,18 @@ class StageDefinition(msgspec.Struct, frozen=True):
     sink: Sink | None = None
     folder: Path | None = None
     """From where a source's relative paths are to be taken."""
+    chain: bool = True
+    """Whether it may run in one query with the stages beside it."""
+    chained: tuple[StageDefinition, ...] = ()
+    """Of a chain, which has the name and the output of its last stage and the inputs of its first: those before the
+    last, in order."""
+
+    @property
+    def members(self) -> tuple[StageDefinition, ...]:
+        """The stages that run in its query."""
+        return (*self.chained, self)
+
+    @property
+    def head(self) -> str:
+        """Its first stage: what Spark keeps for the query is kept by this name."""
+        return self.members[0].name

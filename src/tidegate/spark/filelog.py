@@ -12,6 +12,7 @@ that Spark wrote, and make Spark read logs that we wrote.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
@@ -29,6 +30,9 @@ _COMMIT_VERSIONS: Final = ("v1", "v2")  # the second one names the files of the 
 # The largest interval that Spark takes: a million, at ten batches a second, would be over within a day.
 NEVER_COMPACT: Final = 2**31 - 1
 
+# A query without state takes up nothing else from its log, and for this one Spark has another default where the log has
+# none: a filter that nothing passes would take its source away.
+_SETTINGS: Final = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "false"}
 # Where the source logs of a restored stage start again.
 _RESTARTED: Final = '{"logOffset":0}'
 
@@ -68,6 +72,7 @@ class StageSource(msgspec.Struct, frozen=True):
 
 class _OffsetMetadata(msgspec.Struct, rename="camel"):
     batch_watermark_ms: int = 0
+    batch_timestamp_ms: int = 0
     conf: dict[str, str] = {}
 
 
@@ -206,6 +211,19 @@ def restart_source_logs(checkpoint: Files, batch: int, sources: Sequence[StageSo
             write_log(checkpoint, name, [lines[0], *(_RESTARTED for _ in sources)])
     for number in {source.log for source in sources}:
         write_log(checkpoint, f"sources/{number}/0", [])
+
+
+def begin_after(checkpoint: Files, batch: int) -> None:
+    """A fresh checkpoint folder for a query without state whose first batch is the one after `batch`.
+
+    Its sources have yet to be restarted.
+    """
+    query_id = uuid.uuid5(uuid.NAMESPACE_URL, checkpoint.location())
+    checkpoint.write("metadata", msgspec.json.encode({"id": str(query_id)}))
+    offsets = msgspec.json.encode(_OffsetMetadata(conf=_SETTINGS)).decode()
+    for number in {max(0, batch - 1), batch}:  # Spark asks for the last two
+        write_log(checkpoint, f"offsets/{number}", [offsets])
+    write_log(checkpoint, f"commits/{batch}", [msgspec.json.encode(_CommitMetadata()).decode()])
 
 
 def is_of_files(files: Files, entry: str) -> bool:

@@ -160,6 +160,11 @@ def _state_if_known(stage: str, frame: DataFrame) -> StageState | None:
         return None
 
 
+def has_state(frame: DataFrame) -> bool:
+    """Whether the query of a DataFrame will keep state, or might."""
+    return _MAY_KEEP_STATE.search(frame._jdf.queryExecution().analyzed().toString()) is not None
+
+
 def state_of(frame: DataFrame) -> StageState:
     """What the query of a DataFrame will keep as state. To be called in a thread of its own: it sets its session."""
     version = frame.sparkSession.version

@@ -17,6 +17,7 @@ from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import BoundSink, FileSink
 from tidegate.sinks.staging import refuse_null_folder
 from tidegate.spark.causes import objection_of, without_pysparks_log
+from tidegate.spark.chaining import only_passes_on, sealed_off
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
@@ -105,15 +106,37 @@ def build(
 ) -> Built:
     """Call the user's function, and check what it returns."""
     session = sessions.of_stages if definition.inputs else sessions.of_sources
+    frame = _called(definition, session, lambda name: read_gate(session, gates[name], schemas[name]))
+    what = _what(definition)
+    plan = frame._jdf.queryExecution().analyzed()
+    if not gates:
+        _check_source(what, frame)
+        if definition.folder is not None:
+            check_folder(what, frame, definition.folder)
+        return Built(frame, (), streams_read(definition.name, frame), has_event_time=_has_watermark(plan))
+    return Built(frame, _sources(what, frame, gates), aggregates=_aggregates(plan), has_event_time=_has_watermark(plan))
+
+
+def build_onto(definition: StageDefinition, read: Built, *, is_sealed_off: bool) -> Built | None:
+    """The same in the query of its input; None if it cannot be there. `is_sealed_off`: that has state of its own."""
+    input_name = definition.inputs[0]
+    frame = sealed_off(read.frame, input_name) if is_sealed_off else read.frame
+    try:
+        built = _called(definition, read.frame.sparkSession, lambda _: frame)
+    except InvalidPipeline:
+        return None  # it is called by itself, and will say what is wrong
+    return Built(built, read.sources, has_event_time=read.has_event_time) if only_passes_on(built, frame) else None
+
+
+def _what(definition: StageDefinition) -> str:
+    return f"{definition.kind} {definition.name!r}"
+
+
+def _called(definition: StageDefinition, session: SparkSession, read: Callable[[str], DataFrame]) -> DataFrame:
+    """What a stage's function returns, where it is something that can run."""
     inputs = iter(definition.inputs)
-    arguments: list[object] = []
-    for parameter in definition.parameters:
-        if parameter == SPARK_PARAMETER:
-            arguments.append(session)
-        else:
-            name = next(inputs)
-            arguments.append(read_gate(session, gates[name], schemas[name]))
-    what = f"{definition.kind} {definition.name!r}"
+    arguments = [session if parameter == SPARK_PARAMETER else read(next(inputs)) for parameter in definition.parameters]
+    what = _what(definition)
     try:
         with without_pysparks_log():
             frame = definition.function(*arguments)
@@ -129,13 +152,7 @@ def build(
         raise InvalidPipeline(f"{what} returned a DataFrame that is not streaming; start it from a stream it reads")
     _check_columns(what, frame)
     _check_output_mode(what, definition, frame)
-    plan = frame._jdf.queryExecution().analyzed()
-    if not gates:
-        _check_source(what, frame)
-        if definition.folder is not None:
-            check_folder(what, frame, definition.folder)
-        return Built(frame, (), streams_read(definition.name, frame), has_event_time=_has_watermark(plan))
-    return Built(frame, _sources(what, frame, gates), aggregates=_aggregates(plan), has_event_time=_has_watermark(plan))
+    return frame
 
 
 def _refused(what: str, definition: StageDefinition, error: Exception, session: SparkSession) -> str:

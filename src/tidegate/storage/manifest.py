@@ -159,6 +159,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The pipeline's: None where a stage with event time has none yet, or no stage has event time."""
     shape: dict[str, StageShape]
     stages: dict[str, StageSnapshot]
+    chains: dict[str, tuple[str, ...]] = {}
+    """Stages that ran as one query: by the last one, those before it, in order."""
 
     def references(self) -> frozenset[str]:
         """Every file in the root that this checkpoint needs, but for the manifest itself."""

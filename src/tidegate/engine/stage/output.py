@@ -6,7 +6,7 @@ One of them is a stage's output. `take_up` hands on what a committed batch has w
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from tidegate.engine.channel import Channel
@@ -29,8 +29,8 @@ class Output(Protocol):
         """Whether the stage should write no more for now."""
         ...
 
-    def take_up(self, batch: int, folder: Files) -> int:
-        """Hand on what a committed batch has written. Returns its rows."""
+    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
+        """Hand on what a committed batch has written. Returns its rows and, as far as they are known, its bytes."""
         ...
 
     def on_consumed(self, batch: int, size_bytes: int) -> None:
@@ -56,6 +56,12 @@ def _with_rows(folder: Files, batch: int, mode: OutputMode) -> Iterator[StagedFi
             remove_output(folder, name)  # Spark writes an empty file for a batch without rows
 
 
+def _counted(files: Iterable[StagedFile]) -> tuple[int, int]:
+    """Their rows and bytes."""
+    found = list(files)
+    return sum(file.rows for file in found), sum(file.size_bytes for file in found)
+
+
 class ChannelOutput:
     """Each batch with rows is one segment."""
 
@@ -70,14 +76,14 @@ class ChannelOutput:
     def is_held_back(self) -> bool:
         return self._channel.is_held_back
 
-    def take_up(self, batch: int, folder: Files) -> int:
+    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
         files = list(_with_rows(folder, batch, self._mode))
         if files:
             named = [SegmentFile(self._name_of(file), file.size_bytes) for file in files]
             segment = Segment(self._channel.sequence + 1, batch, tuple(named))
             self._channel.append_segment(segment)
             self._written.append(segment)
-        return sum(file.rows for file in files)
+        return _counted(files)
 
     def _name_of(self, file: StagedFile) -> str:
         name = self._root.name_at(file.path)
@@ -173,10 +179,10 @@ class StagedFiles(StagedOutput):
         super().__init__(bound, restored)
         self._mode = mode
 
-    def take_up(self, batch: int, folder: Files) -> int:
+    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
         files = list(_with_rows(folder, batch, self._mode))
         self._staged += files
-        return sum(file.rows for file in files)
+        return _counted(files)
 
 
 class StagedRows(StagedOutput):
@@ -197,8 +203,8 @@ class StagedRows(StagedOutput):
 
         return stage
 
-    def take_up(self, batch: int, folder: Files) -> int:  # noqa: ARG002
+    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:  # noqa: ARG002
         rows = self._rows.pop(batch, 0)
         if rows:
             self._staged.append(StagedBatch(batch, self._generation, rows))
-        return rows
+        return rows, 0

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from tidegate.errors import StageFailed
 from tidegate.spark.causes import exception_of, failure_of
+from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import BatchOffsets, is_begun, is_committed, is_overrun, read_offsets
 from tidegate.spark.state import state_mismatch
 from tidegate.storage.files import Files
@@ -19,9 +20,12 @@ _WAITING: Final = "Waiting for data to arrive"
 
 
 class Progress:
-    def __init__(self, stage: str, checkpoint: Files, batch: int | None, watermark_ms: int | None) -> None:
+    def __init__(
+        self, definition: StageDefinition, checkpoint: Files, batch: int | None, watermark_ms: int | None
+    ) -> None:
         """`checkpoint`: Spark's folder of the query. `batch`, `watermark_ms`: where a restored stage stands."""
-        self._stage = stage
+        self._definition = definition
+        self._stage = definition.name
         self.checkpoint = checkpoint
         self.batch = -1 if batch is None else batch
         self.watermark_ms = watermark_ms
@@ -93,7 +97,7 @@ class Progress:
             return
         error = exception_of(self.query)
         if error is not None:
-            raise state_mismatch(self._stage, error) or failure_of(self._stage, error)
+            raise state_mismatch(self._definition.head, error) or failure_of(self._definition, error)
         if not self.has_taken_up_all:
             return
         if not self.may_end or is_begun(self.checkpoint, self._next_batch):

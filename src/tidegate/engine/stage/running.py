@@ -116,23 +116,24 @@ class RunningStage:
             config,
             patience,
             StartsAt(place.generation, place.after_checkpoint, None if start is None else start.cut, positions),
-            is_sink=definition.kind == "sink",
+            # What is in flight to a chain is so to its first stage.
+            is_sink=definition.kind == "sink" and not definition.chained,
         )
         self.inputs = Inputs(
-            self.name, {name: channels[name] for name in definition.inputs}, positions, self.checkpoints
+            definition.head, {name: channels[name] for name in definition.inputs}, positions, self.checkpoints
         )
         self.output = self._output()
         self.output_folder = place.output
         self.progress = Progress(
-            self.name,
-            place.work.at(RootPaths.spark_checkpoint(place.generation, self.name), durable=False),
+            definition,
+            place.work.at(RootPaths.spark_checkpoint(place.generation, definition.head), durable=False),
             None if start is None else start.cut,
             None if start is None else start.watermark_ms,
         )
         self._source_positions = () if start is None else start.source_positions
         held = {} if start is None else {file.name: file for file in start.files}
         self._snapshotter = Snapshotter(
-            place.root, place.generation, self.name, held, reads_gates=bool(definition.inputs)
+            place.root, place.generation, definition.head, held, reads_gates=bool(definition.inputs)
         )
         # What the last checkpoint named and this stage has forced there.
         self._on_disk: frozenset[object] = frozenset()
@@ -225,22 +226,25 @@ class RunningStage:
             return self.inputs.consume(progress.checkpoint, offsets.sources)
 
         while not self.checkpoints.is_drained and (taken := progress.next_committed(is_cut_behind)) is not None:
-            for each in taken:
-                self._hand_on(each)
+            written_bytes = sum(map(self._hand_on, taken))
             moved, consumed_bytes = self.inputs.moved()
-            if moved:
+            if not self.definition.inputs:
+                self.output.on_consumed(progress.batch, written_bytes)  # what it has read is not known by its size
+            elif moved:
                 self.output.on_consumed(progress.batch, consumed_bytes)
             progress.on_batch(has_moved=bool(moved))
             self.checkpoints.on_committed(progress.batch, moved)
             self._trim_if_due(taken[-1])
 
-    def _hand_on(self, offsets: BatchOffsets) -> None:
-        """What a batch wrote."""
+    def _hand_on(self, offsets: BatchOffsets) -> int:
+        """What a batch wrote. Returns its bytes, as far as they are known."""
         self.progress.watermark_ms = offsets.watermark_ms
         if not self.definition.inputs:
             self._source_positions = tuple(source for source in offsets.sources if source is not None)
         self.progress.batch += 1
-        self.progress.rows += self.output.take_up(self.progress.batch, self.output_folder)
+        rows, size_bytes = self.output.take_up(self.progress.batch, self.output_folder)
+        self.progress.rows += rows
+        return size_bytes
 
     def _trim_if_due(self, offsets: BatchOffsets) -> None:
         """Keep Spark's own logs short; not while a snapshot may still want an entry."""

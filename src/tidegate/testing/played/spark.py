@@ -100,6 +100,7 @@ class Plan(msgspec.Struct, frozen=True):
     """What a query computes, and what becomes of it.
 
     `paths`: under which path it hands on the rows of a path of its inputs; None: the same.
+    `chained`: the same of the stages that are chained to it, one after the other; its state knows nothing of them.
     `has_state`: it counts the rows of each path, in a store per partition.
     `holds_back`: it has a watermark, and hands on rows only when that has passed them; it needs state for that.
     `delay_ms`: how far the watermark is behind the newest event time, where rows have one. Where they have none, their
@@ -111,6 +112,7 @@ class Plan(msgspec.Struct, frozen=True):
     """
 
     paths: Mapping[int, int] | None = None
+    chained: tuple[Mapping[int, int], ...] = ()
     has_state: bool = False
     holds_back: bool = False
     delay_ms: int = 0
@@ -424,6 +426,8 @@ class PlayedQuery:
         handed_on, changed = self._counted(rows, batch)
         written: list[SinkLogEntry] = []
         self._ids = []
+        for paths in self._plan.chained:
+            handed_on = [_renamed(each, paths) for each in handed_on]
         for partition, (own, counts) in enumerate(zip(handed_on, changed, strict=True)):
             for is_last in self._tries():
                 entry, unique = yield from self._run_task(partition, own, counts)
@@ -504,10 +508,7 @@ class PlayedQuery:
         return joined(found)
 
     def _own(self, rows: PlayedRows) -> PlayedRows:
-        paths = self._plan.paths
-        if paths is None:
-            return rows
-        return PlayedRows(tuple((paths[path], first, after) for path, first, after in rows.ranges), rows.time_ms)
+        return rows if self._plan.paths is None else _renamed(rows, self._plan.paths)
 
     def _counted(self, rows: PlayedRows, batch: _Batch) -> tuple[list[PlayedRows], list[Counts]]:
         """What each task hands on, and how it changes its state."""
@@ -576,6 +577,10 @@ class PlayedQuery:
 
 
 _PAUSES: Final = frozenset({Step.COMMITTED, Step.WAITS, Step.ENDED, Step.FAILED})
+
+
+def _renamed(rows: PlayedRows, paths: Mapping[int, int]) -> PlayedRows:
+    return PlayedRows(tuple((paths[path], first, after) for path, first, after in rows.ranges), rows.time_ms)
 
 
 def _checksum_of(name: str) -> str:

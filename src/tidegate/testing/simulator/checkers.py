@@ -227,12 +227,16 @@ class NoCheckpointLost:
         self._aligned: set[int] = set()
         self.damaged_checkpoints: set[int] = set()
 
-    def on_completed(self, record: CheckpointCompleted, manifest: Manifest, before: list[int]) -> None:
-        """`before`: what its lineage had retained, newest first."""
+    def on_completed(
+        self, record: CheckpointCompleted, manifest: Manifest, before: list[int], chains: object = None
+    ) -> None:
+        """`before`: what its lineage had retained, newest first. `chains`: what has run in one query counts its batches
+        together, so with others it is another one."""
         self._epochs.add(record.epoch)
-        reached = {
-            name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in manifest.items()
-        }
+        reached = (
+            chains,
+            {name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in manifest.items()},
+        )
         self._reached[record.checkpoint_id] = reached
         newest_aligned = [each for each in before if each in self._aligned][:1]
         if before and self._reached[before[0]] == reached:
@@ -401,13 +405,13 @@ class Checkers:
         self.source_prefix.on_completed(record, manifest, states)
         self.no_checkpoint_lost.on_completed(record, manifest, before)
 
-    def on_whole(self, record: CheckpointCompleted, manifest: Manifest, before: list[int]) -> None:
+    def on_whole(self, record: CheckpointCompleted, manifest: Manifest, before: list[int], chains: object) -> None:
         """The same of a real root, of which the state of stages cannot be looked into."""
         self.completions.append(Completion(record, manifest))
         self.nothing_needed_deleted.on_completed(record, manifest)
         self.consistent_cut.on_completed(record.checkpoint_id, manifest)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
-        self.no_checkpoint_lost.on_completed(record, manifest, before)
+        self.no_checkpoint_lost.on_completed(record, manifest, before, chains)
 
     def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:
         who = f"after generation {by_generation}"

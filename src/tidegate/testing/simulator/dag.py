@@ -102,6 +102,28 @@ def random_dag(rng: random.Random, reads_twice: float = 0.0) -> Dag:
     return builder.build()
 
 
+def random_lines(rng: random.Random) -> Dag:
+    """One or two lines of stages, which may meet in one of the sinks: most outputs have one reader, most stages one
+    input."""
+    builder = DagBuilder()
+    ends: list[str] = []
+    for line in range(rng.randint(1, 2)):
+        end = f"source{line}"
+        builder.source(end)
+        for index in range(rng.randint(0, 3)):
+            builder.stage(f"stage{line}{index}", end)
+            end = f"stage{line}{index}"
+        ends.append(end)
+    if rng.random() < 0.3:
+        builder.stage("met", *ends)
+        ends = ["met"]
+    for index, end in enumerate(ends):
+        builder.stage(f"sink{index}", end, is_sink=True)
+    if rng.random() < 0.2:
+        builder.stage("both", *ends, is_sink=True)
+    return builder.build()
+
+
 def example_dag() -> Dag:
     """Two sources that meet in a join, an aggregation behind it, and two tables: a diamond."""
     builder = DagBuilder().source("orders").source("payments")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
 from tidegate.engine.leading import reports_in
 from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
 from tidegate.errors import RecoveryRefused, SinkFailed
@@ -17,7 +18,7 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
-from tidegate.storage.manifest import SourceStream, StageShape, decode_manifest
+from tidegate.storage.manifest import Manifest, SourceStream, StageShape, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import (
     GateSource,
@@ -74,6 +75,8 @@ class WholeScenario(msgspec.Struct, frozen=True):
     power_losses: int = 0
     available_now: float = 0.0
     """How likely a run ends when it has consumed all that there is."""
+    chains: float = 0.0
+    """How likely a stage that can be is chained to its input, each time that a generation is opened."""
 
 
 class SecondLook(GateSource):
@@ -104,7 +107,8 @@ class WholeCluster:
         self._ids = random.Random(f"ids {seed}")
         rng = random.Random(f"plans {seed}")
         self._stages_rows = {name: rng.random() < 0.3 for name in scenario.dag.sinks}
-        self._modes = {name: rng.choice(("append", "append", "update")) for name in scenario.dag.stages}
+        modes = ("append",) * 5 if scenario.chains else ("append", "append")
+        self._modes = {name: rng.choice((*modes, "update")) for name in scenario.dag.stages}
         self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
         self.slowness = {name: rng.choice((2, 4, 8, 16, 60)) for name in scenario.dag.stages}
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
@@ -154,7 +158,7 @@ class WholeCluster:
         writes = "files" if self._modes[name] == "append" else "folders"
         if spec.is_sink and self._stages_rows[name]:
             writes = "rows"
-        has_state = rng.random() < 0.6
+        has_state = rng.random() < (0.3 if self.scenario.chains else 0.6)
         has_timers = has_state and not spec.is_source and rng.random() < 0.1
         return Plan(
             paths=spec.paths,
@@ -173,6 +177,7 @@ class WholeCluster:
     def played_sources(
         self, name: str, generation: int, files: Any, sources: Sequence[StageSource]
     ) -> Sequence[PlayedSource]:
+        """`name`: of the stage whose query it is, or that is the first of it."""
         if not sources:
             return [StreamSource(self.streams[name], max_files=self.max_files)]
         found: list[PlayedSource] = []
@@ -183,6 +188,30 @@ class WholeCluster:
 
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
+
+    def queries(self, driver: SimulatedDriver, base: Manifest | None) -> list[StageDefinition]:
+        """What a generation from this checkpoint runs: some of the stages that can be are chained."""
+        definitions, rng = self._definitions(driver), self.world.random
+        can_join = sorted(may_join(definitions)) if self.scenario.chains else []
+        joined = {each for each in can_join if self._passes_on(each) and rng.random() < self.scenario.chains}
+        for query in as_queries(definitions, joined):
+            if not query.inputs and self._stages_rows.get(query.name):
+                joined.discard(query.name)
+        if base is not None:
+            joined -= cannot_join(base, chains_of(as_queries(definitions, joined)))
+        return as_queries(definitions, joined)
+
+    def _passes_on(self, name: str) -> bool:
+        return not self.plans[name].has_state and not self.dag.stages[name].twice
+
+    def plan_of(self, query: StageDefinition) -> Plan:
+        """What a stage's query computes, or that of a chain."""
+        first, *others = query.members
+        return msgspec.structs.replace(
+            self.plans[first.name],
+            chained=tuple(self.dag.stages[each.name].paths for each in others),
+            writes=self.plans[query.name].writes,
+        )
 
     def _definitions(self, driver: SimulatedDriver | None) -> list[StageDefinition]:
         def nothing() -> None:
@@ -242,9 +271,10 @@ class WholeCluster:
         data = self.disk.memory.read(record.manifest)
         if data is None:
             raise SimulationFailure("NothingNeededDeleted", f"{record.manifest} was decided and is not there")
-        manifest = reports_in(decode_manifest(data, record.manifest_sha256, record.manifest))
+        decided = decode_manifest(data, record.manifest_sha256, record.manifest)
+        manifest = reports_in(decided)
         self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
-        self.checkers.on_whole(record, manifest, before)
+        self.checkers.on_whole(record, manifest, before, decided.chains)
         if (record.generation, record.epoch) in self.cancelled:
             raise SimulationFailure("Requests", f"{record.checkpoint_id} was told to be cancelled, and is complete")
         self._note_damaged(record)
@@ -258,7 +288,8 @@ class WholeCluster:
             raise SimulationFailure("NothingNeededDeleted", f"{name} is deleted, which a retained checkpoint needs")
 
     def on_batch(self, generation: int, stage: str, query: PlayedQuery) -> None:
-        """A query has committed a batch: what its state holds then is what a snapshot of it must hold."""
+        """A query has committed a batch: what its state holds then is what a snapshot of it must hold. `stage`: the
+        first one of it."""
         if self.plans[stage].has_state:
             self.states[generation, stage, query.batch] = query.seen
 

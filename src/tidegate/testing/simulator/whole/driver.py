@@ -334,13 +334,14 @@ class SimulatedDriver:
     def _run(self, opened: Opened, base: Manifest | None, sinks: Mapping[str, BoundSink], store: Files) -> None:
         self.world.note("{} opened generation {} from {}", self.name, opened.generation, opened.base)
         local: Any = self.files(fails=False)
+        queries = self.cluster.queries(self, base)
         generation = _SimulatedGeneration(
-            self.cluster.definitions(self),
+            queries,
             Ground("simulated", store, local, opened, base, self.cluster.shape),
             self.cluster.config_now(),
             sinks,
             Bounds(self.cluster.backlog),
-            launch=self._launch,
+            launch=partial(self._launch, queries),
             patience=PATIENCE,
             carrier=Carrier(_SimulatedClock(self.world), self._beside),
         )
@@ -401,12 +402,12 @@ class SimulatedDriver:
             return
         self.world.after(TICK_MS, self.process, self._alive, self._tick, generation)
 
-    def _launch(self, generation: Generation) -> None:
+    def _launch(self, queries: Sequence[StageDefinition], generation: Generation) -> None:
         local: Any = self.files(fails=False)
         self._queries = {}
         starts: dict[str, Callable[[], PlayedQuery]] = {}
-        for definition in self.cluster.definitions(self):
-            sources = self.cluster.sources_of(definition.name)
+        for definition in queries:
+            sources = self.cluster.sources_of(definition.head)
             folders = lay_out(local, generation, definition, sources, window=self.cluster.window)
             stage = generation.stages[definition.name]
             stage.progress.may_end = self._is_bounded and not definition.inputs
@@ -422,7 +423,7 @@ class SimulatedDriver:
     ) -> Callable[[Files, Files], PlayedQuery]:
         cluster, name, number = self.cluster, definition.name, generation.generation
         sink = generation.sinks.get(name)
-        spec = cluster.dag.stages[name]
+        spec = cluster.dag.stages[definition.head]
         stage_rows = generation.stages[name].row_staging(None) if isinstance(sink, RowSink) else None  # type: ignore[arg-type]
 
         def stage(rows: PlayedRows, batch: int) -> None:
@@ -438,8 +439,8 @@ class SimulatedDriver:
             query = PlayedQuery(
                 checkpoint,
                 output,
-                cluster.played_sources(name, number, self.files(fails=False), sources),
-                cluster.plans[name],
+                cluster.played_sources(definition.head, number, self.files(fails=False), sources),
+                cluster.plan_of(definition),
                 available_now=generation.stages[name].progress.may_end,
                 new_id=cluster.new_id,
                 now_ms=lambda: self.world.now,
@@ -449,7 +450,7 @@ class SimulatedDriver:
             if name in self._queries:
                 self._maintain_later(self._queries[name])
             self._queries[name] = query
-            self._step_later(query, name, number)
+            self._step_later(query, definition.head, number)
             return query
 
         return start

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.spark.filelog import restart_source_logs
+from tidegate.spark.filelog import begin_after, restart_source_logs
 from tidegate.spark.snapshot import restore_checkpoint
 from tidegate.storage.inspection import look_through
 from tidegate.storage.memory import Memory
@@ -38,6 +38,8 @@ def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
             continue
         scratch: Any = Memory("scratch")
         restore_checkpoint(root, stage.files, scratch, name)
+        if not stage.files:
+            begin_after(scratch, stage.cut)
         sources = cluster.sources_of(name)
         if sources:
             restart_source_logs(scratch, stage.cut, sources)
