@@ -108,7 +108,7 @@ def _input_files(files: int, rows_per_file: int) -> tuple[Path, ...]:
 @cache
 def warm_up() -> None:
     """The JVM runs a query's code several times faster once it has run it for a while: not to be measured."""
-    for variant in (Variant.TUNED, Variant.TIDEGATE):
+    for variant in (Variant.TUNED, Variant.TIDEGATE, Variant.CHAINED):
         _drop_files(variant, _WARM_UP_FILES)
         _run_through(variant, _WARM_UP_FEED)
 
@@ -132,12 +132,12 @@ def _run_through(variant: Variant, feed: Feed) -> Throughput:
         source = Input(folder / "input")
         with open_run(variant, chain(source.folder, folder / "tables", feed.files_per_batch), folder) as run:
             source.offer(first)
-            run.await_consumed(100)
+            run.await_consumed(100, _paid_of(0, 100))
             busy_before = run.poll_s if isinstance(run, TidegateRun) else 0.0
             started = time.perf_counter()
             for file in files:
                 source.offer(file)
-            run.await_consumed(100 + feed.rows)
+            run.await_consumed(100 + feed.rows, _paid_of(0, 100) + _paid_of(0, feed.rows))
             elapsed_s = time.perf_counter() - started
             busy_s = (run.poll_s if isinstance(run, TidegateRun) else 0.0) - busy_before
             _check_rows(run, _paid_of(0, 100) + _paid_of(0, feed.rows))
@@ -191,21 +191,21 @@ def measure_restart(variant: Variant, restarts: int) -> float:
 
         source.offer(file)
         with prepared() as run:
-            run.await_consumed(100)
+            run.await_consumed(100, _paid_of(0, 100))
             if isinstance(run, TidegateRun):
                 run.await_checkpoint_of_all()
-            last = {stage.name: run.last_batch(stage.name) for stage in run.definitions}
+            last = {name: run.last_batch(name) for name in run.query_names}
         for _ in range(restarts):
             source.offer(file)
             run = prepared()
             started = time.perf_counter()
             with run:
-                for stage in run.definitions:
-                    before = run.restored_batch(stage.name) if isinstance(run, TidegateRun) else last[stage.name]
-                    run.await_batch(stage.name, before + 1)
+                for name in run.query_names:
+                    before = run.restored_batch(name) if isinstance(run, TidegateRun) else last[name]
+                    run.await_batch(name, before + 1)
                 took.append(time.perf_counter() - started)
-                run.await_consumed(100)
+                run.await_consumed(100, _paid_of(0, 100))
                 if isinstance(run, TidegateRun):
                     run.await_checkpoint_of_all()
-                last = {stage.name: run.last_batch(stage.name) for stage in run.definitions}
+                last = {name: run.last_batch(name) for name in run.query_names}
     return statistics.median(took)

@@ -48,6 +48,7 @@ class Variant(enum.Enum):
     DEFAULT = "plain, default settings"
     TUNED = "plain, tuned settings"
     TIDEGATE = "tidegate"
+    CHAINED = "tidegate, chained"
     UNFORCED = "tidegate, no fsync"
 
 
@@ -145,8 +146,13 @@ class Run(ABC):
         """Spark's own, of one query."""
 
     @abstractmethod
-    def await_consumed(self, source_rows: int) -> None:
-        """Wait until every query has consumed all that its source was ever offered: this many rows."""
+    def await_consumed(self, source_rows: int, handed_on: int | None = None) -> None:
+        """Wait until every query has consumed all that its source was ever offered: this many rows. `handed_on`: how
+        many of them pass the stages that may be chained to it; None: all."""
+
+    @property
+    def query_names(self) -> list[str]:
+        return [each.name for each in self.definitions]
 
     @abstractmethod
     def rows_at(self, sink: str) -> int:
@@ -214,8 +220,8 @@ class PlainRun(Run):
     def checkpoint_folder(self, stage: str) -> Path:
         return self.folder / "checkpoints" / stage
 
-    def await_consumed(self, source_rows: int) -> None:
-        del source_rows  # each query knows when it has caught up with the one before
+    def await_consumed(self, source_rows: int, handed_on: int | None = None) -> None:
+        del source_rows, handed_on  # each query knows when it has caught up with the one before
         for query in self.queries.values():
             query.processAllAvailable()
 
@@ -243,11 +249,15 @@ class TidegateRun(Run):
         session: SparkSession | None = None,
         *,
         fsync: bool = True,
+        chain: bool = False,
     ) -> None:
         super().__init__(pipeline, folder)
         self.root = folder / "root"
+        self._chain = chain
         self._session = derived_session() if session is None else session
-        self._options: dict[str, Any] = {"checkpoint_interval": checkpoint_interval, "fsync": fsync, "restarts": 0}
+        self._options: dict[str, Any] = {
+            "checkpoint_interval": checkpoint_interval, "fsync": fsync, "chain": chain, "restarts": 0,
+        }  # fmt: skip
         self._thread = threading.Thread(target=self._run, name="tidegate-run")
         self._stopping = False
         self._error: BaseException | None = None
@@ -312,12 +322,16 @@ class TidegateRun(Run):
         """On the control thread, so that what is seen belongs together."""
         stages = generation.stages.values()
         if all(stage.has_consumed_all for stage in stages):
-            self._all_consumed_of = sum(stage.progress.rows for stage in stages if stage.definition.kind == "source")
+            self._all_consumed_of = sum(stage.progress.rows for stage in stages if not stage.definition.inputs)
         self.is_settled = generation.is_settled
         self._generation = generation
 
     def checkpoint_folder(self, stage: str) -> Path:
-        return self._generation_folder() / "stages" / stage / "spark"
+        return self._generation_folder() / "stages" / self.generation.stages[stage].definition.head / "spark"
+
+    @property
+    def query_names(self) -> list[str]:
+        return list(self.generation.stages)
 
     def manifests(self) -> Path:
         return self._generation_folder() / "manifests"
@@ -325,8 +339,9 @@ class TidegateRun(Run):
     def _generation_folder(self) -> Path:
         return self.root / "generations" / f"{self.generation.generation:06d}"
 
-    def await_consumed(self, source_rows: int) -> None:
-        self.await_that(lambda: self._all_consumed_of >= source_rows)
+    def await_consumed(self, source_rows: int, handed_on: int | None = None) -> None:
+        awaited = source_rows if handed_on is None or not self._chain else handed_on
+        self.await_that(lambda: self._all_consumed_of >= awaited)
 
     def rows_at(self, sink: str) -> int:
         return self.generation.stages[sink].progress.rows
@@ -353,6 +368,12 @@ class TidegateRun(Run):
 
 
 def open_run(variant: Variant, pipeline: Pipeline, folder: Path, checkpoint_interval: str = "5s") -> Run:
-    if variant in (Variant.TIDEGATE, Variant.UNFORCED):
-        return TidegateRun(pipeline, folder, checkpoint_interval, fsync=variant is Variant.TIDEGATE)
-    return PlainRun(pipeline, folder, variant)
+    if variant in (Variant.DEFAULT, Variant.TUNED):
+        return PlainRun(pipeline, folder, variant)
+    return TidegateRun(
+        pipeline,
+        folder,
+        checkpoint_interval,
+        fsync=variant is not Variant.UNFORCED,
+        chain=variant is Variant.CHAINED,
+    )

@@ -39,15 +39,29 @@ SPARK_CASES = {
             "plain, default settings",
             "plain, tuned settings",
             "tidegate",
+            "tidegate, chained",
             "tidegate, no fsync",
             "tidegate / plain, default settings",
             "tidegate / plain, tuned settings",
+            "tidegate, chained / plain, tuned settings",
             "tidegate / tidegate, no fsync",
             "control thread",
         )
     },
-    **{f"latency per hop: {what}": 1 for what in ("plain, tuned settings", "tidegate", "added")},
-    **{f"restart: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
+    **{
+        f"latency per hop: {what}": 1
+        for what in ("plain, tuned settings", "tidegate", "tidegate, chained", "added", "added, chained")
+    },
+    **{
+        f"restart: {what}": 1
+        for what in (
+            "plain, tuned settings",
+            "tidegate",
+            "tidegate, chained",
+            "tidegate / plain",
+            "tidegate, chained / plain",
+        )
+    },
     "batch": 2,
     "batch time growth": 1,
     "checkpoint": 3,

@@ -50,6 +50,13 @@ class GraphStage(msgspec.Struct, frozen=True):
     inputs: Annotated[tuple[str, ...], Meta(description="the stages that it reads")]
     output_mode: Annotated[str, Meta(description="Spark's: `append`, `update` or `complete`")]
     table: Annotated[Table | None, Meta(description="of a sink; null of other stages")] = None
+    chained_into: Annotated[
+        str | None,
+        Meta(
+            description="the stage in whose query it ran; null: it had its own, or was the last of those in it, or "
+            "that is not known, as of a file: it is decided when a run starts"
+        ),
+    ] = None
 
 
 class NextStart(msgspec.Struct, frozen=True):

@@ -227,12 +227,14 @@ def _in_flight(stage: StageSnapshot) -> dict[str, int]:
 
 def graph_of(manifest: Manifest) -> dict[str, GraphStage]:
     """The pipeline as it was at a checkpoint."""
+    chained = {each: name for name, before in manifest.chains.items() for each in before}
     return {
         name: GraphStage(
             shape.kind,
             shape.inputs,
             shape.output_mode,
             None if shape.table is None else Table(shape.table.kind, shape.table.address),
+            chained.get(name),
         )
         for name, shape in manifest.shape.items()
     }

@@ -34,8 +34,9 @@ def graph_command(
 ) -> None:
     """Draw the stages of a pipeline and what each of them reads.
 
-    Of a Python file it draws the pipeline as it is written there; of a root, as it was at the newest checkpoint.
-    Neither starts Spark. In a terminal that is too narrow for the drawing it lists the stages with what they read.
+    Of a Python file it draws the pipeline as it is written there; of a root, as it was at the newest checkpoint, also
+    which stages ran in the query of another. Neither starts Spark. In a terminal that is too narrow for the drawing it
+    lists the stages with what they read.
 
     Example: tidegate graph orders.py
 
@@ -113,4 +114,7 @@ def _of_file(file: Path, name: str | None) -> GraphAnswer:
 
 
 def _stage(name: str, stage: GraphStage) -> DrawnStage:
-    return DrawnStage(name, stage.kind, stage.inputs, "" if stage.output_mode == "append" else stage.output_mode)
+    note = "" if stage.output_mode == "append" else stage.output_mode
+    if stage.chained_into is not None:
+        note = f"in {stage.chained_into}"
+    return DrawnStage(name, stage.kind, stage.inputs, note, stage.chained_into)

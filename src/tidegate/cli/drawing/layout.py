@@ -19,12 +19,16 @@ _SWEEPS: Final = 8
 
 
 class DrawnStage(msgspec.Struct, frozen=True):
-    """What a drawing says of a stage. `note` is a second word on it, such as the mode of its output."""
+    """What a drawing says of a stage. `note` is a second word on it, such as the mode of its output.
+
+    `chained_into`: the last of those that run in one query with it, if it is not the last itself.
+    """
 
     name: str
     kind: str
     inputs: tuple[str, ...]
     note: str = ""
+    chained_into: str | None = None
 
 
 class Place(msgspec.Struct, eq=False):

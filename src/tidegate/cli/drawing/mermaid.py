@@ -18,6 +18,9 @@ def as_mermaid(stages: Sequence[DrawnStage]) -> str:
     for stage in stages:
         opening, closing = _SHAPES.get(stage.kind, ("[", "]"))
         lines.append(f'    {numbers[stage.name]}{opening}"{stage.name.translate(_ESCAPED)}"{closing}')
+    queries = {stage.name: stage.chained_into or stage.name for stage in stages}
     for stage in stages:
-        lines += [f"    {numbers[name]} --> {numbers[stage.name]}" for name in stage.inputs]
+        # Within a query no rows are written on the way.
+        arrows = {name: "==>" if queries[name] == queries[stage.name] else "-->" for name in stage.inputs}
+        lines += [f"    {numbers[name]} {arrow} {numbers[stage.name]}" for name, arrow in arrows.items()]
     return "\n".join(lines) + "\n"
