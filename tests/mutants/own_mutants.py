@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mutants import control_properties, played_properties, properties, table_properties
 from tests.mutants.mutation import Edit, Mutant, Section, rewrite
-from tidegate.engine.cleaning import CleaningPlan
+from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.generation import Generation
 from tidegate.engine.leading import Leading
@@ -112,7 +112,7 @@ OWN_DEFECTS: Final = (
         "abandoned_attempts_are_never_looked_at",
         Section.OWN,
         "what a source leaves behind at each pause stays for as long as the generation lives",
-        rewrite(Edit(CleaningPlan._left_by, "< attempts.before:", "< 0:")),
+        rewrite(Edit(Cleaning._left_by, "< attempts.before:", "< 0:")),
         played_properties.what_is_written_late_into_an_abandoned_attempt_is_removed,
     ),
     Mutant(

@@ -41,6 +41,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Announcement
 from tidegate.sinks.contract import BoundSink, FileSink, staged_by
 from tidegate.spark.definition import StageDefinition
+from tidegate.storage.file_lists import MOST_IN_A_MANIFEST
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape, StageSnapshot
 from tidegate.storage.paths import RootPaths
@@ -63,6 +64,8 @@ class Ground(msgspec.Struct, frozen=True):
     opened: Opened
     base: Manifest | None
     shape: dict[str, StageShape]
+    most_in_a_manifest: int = MOST_IN_A_MANIFEST
+    """See `FileLists`."""
 
 
 class Delay(msgspec.Struct, frozen=True):
@@ -161,6 +164,7 @@ class Generation:
             self.sinks.get(definition.name),
             self._bounds.backlog,
             has_event_time=self.shape[definition.name].has_event_time,
+            most_in_a_manifest=ground.most_in_a_manifest,
         )
         return RunningStage(definition, place, self.channels, self._config, self, self._patience)
 

@@ -110,7 +110,7 @@ def lay_out(
     cut = None if stage.start is None else stage.start.cut
     restore_output(output, cut)
     if stage.start is not None:
-        restore_checkpoint(root, stage.start.files, checkpoint, name)
+        restore_checkpoint(root, stage.held, checkpoint, name)
     if not definition.inputs:
         note_streams(root, generation.generation, name, generation.shape[name].streams)
         if stage.start is None or not stage.start.knows_position:

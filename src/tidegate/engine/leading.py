@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 
 from tidegate.engine.carrier import Clock, Handlers
-from tidegate.engine.cleaning import CleaningPlan, plan_after
+from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.stage.output import ChannelOutput
 from tidegate.engine.stage.running import AsOfCut, RunningStage
 from tidegate.engine.status import as_moment
 from tidegate.engine.tables import what_would_fit
@@ -145,8 +144,7 @@ class Leading:
         self.committing: dict[str, _Commit] = {}
         self._triggered_at: dict[int, datetime] = {}
         self._durations: dict[int, int] = {}
-        self._plan: CleaningPlan | None = None
-        self._deleted: frozenset[str] = frozenset()
+        self._cleaning = Cleaning(files, generation, stages)
 
     def handlers(self) -> Handlers:
         return {
@@ -200,6 +198,7 @@ class Leading:
             stages={name: _snapshot_in(report) for name, report in checkpoint.reports.items()},
         )
         name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
+        self._cleaning.on_manifest(name, checkpoint.checkpoint_id, is_last=checkpoint.barrier.is_drain)
 
         def write() -> requests.Written:
             data, sha256 = encode_manifest(manifest)
@@ -306,22 +305,10 @@ class Leading:
     # -- cleaning up ------------------------------------------------------------------------------
 
     def _list_stored(self, request: requests.ListStored) -> Callable[[], list[StoredFile]]:
-        for stage in self._stages.values():
-            if isinstance(stage.output, ChannelOutput):
-                stage.output.reclaimed(self._deleted)
-        plan = self._plan = plan_after(self._files, self._generation, request.visible, request.reports, self._stages)
-
-        return _telling(plan.listed)
+        return _telling(self._cleaning.listing(request.visible, request.reports, request.retained))
 
     def _delete(self, request: requests.Delete) -> Callable[[], None]:
-        plan = self._plan
-
-        def delete() -> None:
-            if plan is not None:
-                plan.delete(request.files)
-            self._deleted = frozenset(file.path for file in request.files)
-
-        return _telling(delete)
+        return _telling(self._cleaning.deleting(request.files))
 
     def _forget_staged(self, request: requests.ForgetStaged) -> Callable[[], None]:
         def forget() -> None:

@@ -43,6 +43,8 @@ T = TypeVar("T")
 TICK_MS: Final = 20
 _LOOKS_EVERY: Final = 5
 _DESK_MS: Final = 60
+# Few: stages have a handful of files, and lists are to be written, merged and cleaned up.
+_MOST_IN_A_MANIFEST: Final = 4
 _LANDS_ANYWAY: Final = tuple(f"tidegate-{kind.__name__}" for kind in (Claim, CommitSink))
 """What takes effect though its sender is dead or asleep by then."""
 
@@ -336,7 +338,7 @@ class SimulatedDriver:
         local: Any = self.files(fails=False)
         generation = _SimulatedGeneration(
             self.cluster.definitions(self),
-            Ground("simulated", store, local, opened, base, self.cluster.shape),
+            Ground("simulated", store, local, opened, base, self.cluster.shape, _MOST_IN_A_MANIFEST),
             self.cluster.config_now(),
             sinks,
             Bounds(self.cluster.backlog),
