@@ -270,7 +270,7 @@ def test_what_a_decision_names_is_on_the_disk_before_it_also_what_is_in_flight(
         forced.add(Path(f"/proc/self/fd/{handle}").readlink())
 
     def link(source: Path, target: Path) -> None:
-        if target.parent.name == "decisions":
+        if Path(target).parent.name == "decisions":
             before[target.name] = frozenset(forced)
         real_link(source, target)
 
