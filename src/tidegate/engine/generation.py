@@ -111,6 +111,10 @@ class Generation:
         self._has_advanced = False
         self.channels = {name: self._channel(name) for name in self._definitions}
         self.stages = {name: self._stage(definition) for name, definition in self._definitions.items()}
+        self._readers: dict[str, list[RunningStage]] = {name: [] for name in self._definitions}
+        for stage in self.stages.values():
+            for each in stage.definition.inputs:
+                self._readers[each].append(stage)
         self.leading = Leading(
             ground.pipeline,
             self.generation,
@@ -245,7 +249,7 @@ class Generation:
 
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():
-            readers = [stage.inputs for stage in self.stages.values() if name in stage.definition.inputs]
+            readers = [stage.inputs for stage in self._readers[name]]
             channel.forget_before(min((each.cursor(name) for each in readers), default=channel.end))
             channel.on_consumed(min((each.position(name) for each in readers), default=channel.sequence))
 
@@ -310,8 +314,7 @@ class Generation:
             return None
         if stage.definition.kind == "sink":
             return "its table"
-        readers = [each for each in self.stages.values() if name in each.definition.inputs]
-        return min(readers, key=lambda reader: reader.inputs.position(name)).name
+        return min(self._readers[name], key=lambda reader: reader.inputs.position(name)).name
 
     def no_batch(self, name: str) -> NoBatch | None:
         """Why a source has planned no batch for a while, if it has not."""

@@ -7,7 +7,7 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,8 +63,10 @@ class CheckedFile(msgspec.Struct, frozen=True):
     damage: str | None
 
 
-def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
-    """Check every file in the root that a checkpoint refers to against what its manifest says of it.
+def check_files(
+    files: Files, manifest: Manifest, *, reads: bool = True, but: Collection[str] = ()
+) -> Iterator[CheckedFile]:
+    """Check every file in the root that a checkpoint refers to, but for these, against what its manifest says of it.
 
     Files of snapshots are read against their checksums, unless `reads` says to leave it at their sizes. Of files in
     flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
@@ -75,6 +77,7 @@ def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iter
     for stage, snapshot in manifest.stages.items():
         lists = list[FileList]()
         for each in snapshot.files.lists:
+            # One that need not be checked has to be read all the same: it tells of others.
             damage: str | None = None
             try:
                 if files.strays([each.stored]):
@@ -84,7 +87,7 @@ def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iter
                 damage = str(found)
             yield CheckedFile(each.stored, each.size_bytes, damage)
         whole = all_files(lists, snapshot.files) if len(lists) == len(snapshot.files.lists) else {}
-        referred += _referred_to(stage, snapshot, whole.values())
+        referred += (each for each in _referred_to(stage, snapshot, whole.values()) if each[1] not in but)
     strays = files.strays(name for _, name, _, _ in referred)
     for what, name, size_bytes, sha256 in referred:
         damage = None
