@@ -148,6 +148,8 @@ class RunningStage:
         self._unforced: set[str] = set() if start is None or start.files.forced else set(self.held_paths())
         self._on_disk: frozenset[object] = frozenset()
         self._staged_on_disk: frozenset[object] = frozenset()
+        self._captured_on_disk: frozenset[str] = frozenset()
+        """What the last checkpoint that captured anything in flight has captured."""
         self._attempt = 1
         self._attempts_to_store: list[int] = []
         self._nudged_at: int | None = None
@@ -383,7 +385,10 @@ class RunningStage:
         def store() -> StoredInFlight:
             try:
                 if self._place.root.fsync:
-                    self._place.root.sync(files)
+                    fresh = [file for file in files if file not in self._captured_on_disk]
+                    if fresh:
+                        self._place.root.sync(fresh)
+                    self._captured_on_disk = frozenset(files)
             except NotDurable as error:
                 raise self._not_forced(error) from error
             except OSError as error:
