@@ -24,8 +24,11 @@ MOST_IN_A_MANIFEST: Final = 200
 """How many changes a manifest says itself. They take about 60 kB."""
 
 
-class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a stage's snapshot. `name` is its path in Spark's checkpoint folder, `stored` in the root."""
+class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    """One file of a stage's snapshot. `name` is its path in Spark's checkpoint folder, `stored` in the root.
+
+    There may be a hundred thousand of them, and nothing that leads back to one: garbage collection passes them over.
+    """
 
     name: str
     stored: str
