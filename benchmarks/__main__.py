@@ -12,12 +12,13 @@ from typing import Final, TextIO
 
 from rich.console import Console
 
-from benchmarks import protocol, spark
+from benchmarks import protocol, scale, spark
 from benchmarks.measure import Benchmark, Result, WrongWork, measure_rounds, summarize
 from benchmarks.report import describe_load, describe_machine, print_table, write_json_lines
 
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "protocol": protocol.BENCHMARK,
+    "scale": scale.BENCHMARK,
     "spark": spark.BENCHMARK,
 }
 

@@ -81,7 +81,7 @@ class Result(msgspec.Struct, frozen=True):
     machine: str
 
 
-def cpu_ns(work: Callable[[], None]) -> int:
+def cpu_ns(work: Callable[[], object]) -> int:
     """The CPU time that `work` takes, with the garbage of whatever ran before out of its way."""
     gc.collect()
     start = time.process_time_ns()

@@ -75,6 +75,15 @@ SPARK_CASES = {
 }
 
 
+_OF_A_CHECKPOINT = ("checkpoint", "bytes", "requests", "memory")
+SCALE_CASES = {
+    **{f"{what}: {name}": 3 for what in ("files", "stages", "segments") for name in _OF_A_CHECKPOINT},
+    **{f"files: {name}": 3 for name in ("restart", "restart requests", "first checkpoint")},
+    **{f"stages: {name}": 3 for name in ("poll", "status", "queries")},
+    "unchanged files add": 2,
+}
+
+
 def run(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
@@ -117,7 +126,9 @@ def test_without_a_name_all_benchmarks_run(
     monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", without_spark)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
-    check_protocol_results([line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"])
+    results = parse(out.read_text("utf-8"))
+    check_protocol_results([line for line in results if line["benchmark"] == "protocol"])
+    assert Counter(line["name"] for line in results if line["benchmark"] == "scale") == SCALE_CASES
     table = capsys.readouterr().out
     for name in without_spark:
         assert f"{name}: " in table

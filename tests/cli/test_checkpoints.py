@@ -23,7 +23,7 @@ from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.inspection import InspectedRoot, references
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import Plan
 
@@ -42,9 +42,11 @@ def root(made: Path, tmp_path: Path) -> Path:
 def snapshot_file(root: Path, checkpoint_id: int) -> Path:
     """A file that this checkpoint alone refers to."""
     inspected = InspectedRoot(root)
-    references = {record.checkpoint_id: inspected.manifest(record).references() for record in inspected.retained()}
-    others = frozenset().union(*(names for each, names in references.items() if each != checkpoint_id))
-    return root / min(references[checkpoint_id] - others)
+    named = {
+        record.checkpoint_id: references(inspected.files, inspected.manifest(record)) for record in inspected.retained()
+    }
+    others = frozenset().union(*(names for each, names in named.items() if each != checkpoint_id))
+    return root / min(named[checkpoint_id] - others)
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
@@ -245,13 +247,13 @@ def test_an_intact_root_is_verified_file_by_file(made: Path) -> None:
     assert done.stdout.count("intact") == 3
     found = json.loads(tidegate("verify", "5", "--root", made, "--json").stdout)
     inspected = InspectedRoot(made)
-    references = inspected.manifest(inspected.find(5)).references()
+    named = references(inspected.files, inspected.manifest(inspected.find(5)))
     assert found["checkpoints"] == [
         {
             "checkpoint": "ckpt-000005",
             "state": "intact",
-            "files": len(references),
-            "bytes": sum((made / name).stat().st_size for name in references),
+            "files": len(named),
+            "bytes": sum((made / name).stat().st_size for name in named),
             "damage": [],
         }
     ]

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from tidegate.engine.chains import as_queries, by_query, by_stage, cannot_join, chains_of, may_join
 from tidegate.protocol.aligner import CutCause
 from tidegate.spark.definition import StageDefinition
-from tidegate.storage.manifest import Manifest, SnapshotFile, StageSnapshot
+from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles
+from tidegate.storage.manifest import Manifest, StageSnapshot
 
 
 def stage(name: str, *inputs: str, **given: Any) -> StageDefinition:
@@ -24,7 +25,8 @@ def stage(name: str, *inputs: str, **given: Any) -> StageDefinition:
 
 
 def snapshot(**given: Any) -> StageSnapshot:
-    files = (SnapshotFile("offsets/7", "generations/000001/snapshots/a/ckpt-000001/offsets/7", 3, "ab"),)
+    file = SnapshotFile("offsets/7", "generations/000001/snapshots/a/ckpt-000001/offsets/7", 3, "ab")
+    files = SnapshotFiles(added=(file,))
     whole = StageSnapshot(
         cut=7, cause=CutCause.ALIGNED, over_bound=False, files=files, positions={}, output_sequence=5, in_flight={},
         source_positions=("{}",), watermark_ms=None, committable=None, barrier_ms=1, alignment_ms=2, snapshot_ms=3,
@@ -73,7 +75,7 @@ def test_what_one_way_of_chaining_has_stored_another_goes_on_from(then: set[str]
     before = as_queries(LINE, then)
     stored = {
         each.name: snapshot(
-            files=snapshot().files if number == 0 else (),
+            files=snapshot().files if number == 0 else SnapshotFiles(),
             positions=dict.fromkeys(each.inputs, 5),
             committable="sealed" if each.name == "d" else None,
         )

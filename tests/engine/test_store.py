@@ -132,7 +132,7 @@ DECIDING = {
     "manifest": ("write", MANIFESTS),
     "claim": ("create", RootPaths.DECISIONS),
 }
-CLEANING = {"listing": ("list", MANIFESTS), "deletion": ("delete", f"['{MANIFESTS}")}
+CLEANING = {"deletion": ("delete", f"['{MANIFESTS}")}
 
 
 class FailingStore:
@@ -189,7 +189,7 @@ def test_a_store_that_stays_away_ends_the_generation_with_its_words(method: str,
 def test_what_could_not_be_cleaned_up_is_after_the_next_checkpoint(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store = FailingStore(*CLEANING["listing"])
+    store = FailingStore(*CLEANING["deletion"])
     config = CheckpointConfig(interval_ms=3_600_000, max_retained=1)
     with played(tmp_path, config=config, store=PlayedStore(store.watch, Patience(give_up_ms=60))) as pipeline:
         store.failures = 1_000
@@ -197,7 +197,7 @@ def test_what_could_not_be_cleaned_up_is_after_the_next_checkpoint(
             pipeline.one_batch_each()
             pipeline.checkpoint()
         assert (
-            "cleaning up failed and is tried again after the next checkpoint: the store is away (list)" in caplog.text
+            "cleaning up failed and is tried again after the next checkpoint: the store is away (delete)" in caplog.text
         )
         store.failures = 0
         pipeline.one_batch_each()

@@ -6,7 +6,7 @@ from typing import Final
 
 from tests.mutants import control_properties, played_properties, properties, table_properties
 from tests.mutants.mutation import Edit, Mutant, Section, rewrite
-from tidegate.engine.cleaning import CleaningPlan
+from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.generation import Generation
 from tidegate.engine.leading import Leading
@@ -33,8 +33,8 @@ from tidegate.spark.causes import failure_of
 from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.spark.sources import going_on
+from tidegate.storage.file_lists import check_inside
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.manifest import decode_manifest
 
 OWN_DEFECTS: Final = (
     # -- deciding
@@ -50,7 +50,7 @@ OWN_DEFECTS: Final = (
         "a_source_without_a_batch_has_no_snapshot",
         Section.OWN,
         "where a source first stood is not on the disk: after a loss of power it starts where its stream is by then",
-        rewrite(Edit(snapshot.files_at, "return [] if reads_gates else", "return [] if True else")),
+        rewrite(Edit(snapshot._unshared_files_at, "return [] if reads_gates else", "return [] if True else")),
         properties.a_snapshot_of_a_source_without_a_batch_has_where_it_stood,
     ),
     Mutant(
@@ -112,7 +112,7 @@ OWN_DEFECTS: Final = (
         "abandoned_attempts_are_never_looked_at",
         Section.OWN,
         "what a source leaves behind at each pause stays for as long as the generation lives",
-        rewrite(Edit(CleaningPlan._left_by, "< attempts.before:", "< 0:")),
+        rewrite(Edit(Cleaning._left_by, "< attempts.before:", "< 0:")),
         played_properties.what_is_written_late_into_an_abandoned_attempt_is_removed,
     ),
     Mutant(
@@ -268,7 +268,7 @@ OWN_DEFECTS: Final = (
         "a_manifest_may_name_any_file",
         Section.OWN,
         "what a manifest names as in flight is deleted when it is consumed, wherever it lies",
-        rewrite(Edit(decode_manifest, "if not RootPaths.is_inside(path):", "if False:")),
+        rewrite(Edit(check_inside, "if not RootPaths.is_inside(path):", "if False:")),
         played_properties.a_manifest_names_nothing_outside_of_its_root,
     ),
     # -- stages on Spark

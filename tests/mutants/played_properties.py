@@ -30,7 +30,7 @@ from tidegate.spark.filelog import METADATA
 from tidegate.spark.gate import Gate
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import InspectedRoot, SeenSinks, retained_manifests
+from tidegate.storage.inspection import InspectedRoot, SeenSinks, references, retained_manifests
 from tidegate.storage.manifest import TableAddress, decode_manifest, encode_manifest
 from tidegate.testing.played import Plan, Step
 
@@ -256,7 +256,7 @@ def what_the_next_run_will_skip_is_not_said_to_be_gone_on_from() -> None:
             pipeline.checkpoint()
         inspected = InspectedRoot(pipeline.root.paths.root)
         newest = inspected.manifest(inspected.retained()[-1])
-        pipeline.root.paths.absolute(newest.stages["rows"].files[-1].stored).unlink()
+        pipeline.root.paths.absolute(newest.stages["rows"].files.added[-1].stored).unlink()
         assert inspected.outlook(lambda _: SeenSinks({})).checkpoint != checkpoint_name(newest.checkpoint_id)
 
 
@@ -346,8 +346,8 @@ def a_full_snapshot_vouches_for_nothing_that_is_damaged() -> None:
         full = pipeline.generation.trigger(Flag.FULL_SNAPSHOT)
         comes_true(pipeline, lambda: pipeline.generation.is_settled, "the full snapshot is taken")
         assert pipeline.generation.completed(full)
-        assert not before.references() & pipeline.newest().references()
-        damaged = pipeline.newest().stages["rows"].files[0]
+        assert not references(pipeline.root.store, before) & references(pipeline.root.store, pipeline.newest())
+        damaged = pipeline.newest().stages["rows"].files.added[0]
         for path in (pipeline.root.paths.absolute(damaged.stored), pipeline.played["rows"].checkpoint / damaged.name):
             path.write_bytes(b"damaged")
         again = pipeline.generation.trigger(Flag.FULL_SNAPSHOT)

@@ -416,5 +416,5 @@ def a_snapshot_of_a_source_without_a_batch_has_where_it_stood() -> None:
     root: Any = Memory("root")
     checkpoint = root.at(RootPaths.spark_checkpoint(1, "rows"))
     checkpoint.write("sources/0/0", b'v1\n{"topic":{"0":7}}')
-    files, _ = Snapshotter(root, 1, "rows", {}, reads_gates=False).take(checkpoint, 1, None, full=False)
-    assert [file.name for file in files] == ["sources/0/0"]
+    taken = Snapshotter(root, 1, "rows", None, reads_gates=False).take(checkpoint, 1, None, full=False)
+    assert [file.name for file in taken.files.added] == ["sources/0/0"]

@@ -18,9 +18,11 @@ from tidegate.engine.stage.running import RunningStage
 from tidegate.flows.leader import Leader
 from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.config import AlignmentConfig
+from tidegate.protocol.retention import deletable
 from tidegate.spark import snapshot
 from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
+from tidegate.storage.file_lists import FileList
 from tidegate.storage.paths import _suffix
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
 
@@ -109,7 +111,11 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "a_snapshot_is_not_forced",
         "a checkpoint is decided whose files are not on the disk",
-        rewrite(Edit(RunningStage._sync, "self._on_disk = root.sync(named, known, missing_ok=True)", "pass")),
+        rewrite(
+            Edit(
+                RunningStage._sync, "self._on_disk = root.sync(self._unforced, self._on_disk, missing_ok=True)", "pass"
+            )
+        ),
         "NoCheckpointLost",
         60,
         powerless,
@@ -206,11 +212,48 @@ WHOLE_DEFECTS: Final = (
     ),
     # -- cleaning up
     WholeMutant(
-        "cleaning_deletes_the_visible_one_too",
-        "what was kept for the newest checkpoint is offered for deletion, and more than the retained ones need goes",
+        "what_the_next_checkpoint_drops_is_deleted_with_it",
+        "what a snapshot no longer refers to is deleted before the checkpoint before it is decided",
         rewrite(
-            Edit(cleaning.CleaningPlan._own, "(RootPaths.kept_for(name) or self.visible) < self.visible", "True"),
+            Edit(cleaning.Leftovers.free, "file.before > visible", "file.before > visible + 1"),
+            Edit(cleaning.Leftovers.free, "file.referring(ordered)", "file.referring(ordered[:-1])"),
+            Edit(deletable, " and file.referring(retained) is None", ""),
         ),
+        "NothingNeededDeleted",
+        40,
+    ),
+    WholeMutant(
+        "cleaning_forgets_what_stages_start_from",
+        "what a stage was restored from is taken for what an older generation has left",
+        rewrite(Edit(cleaning.Cleaning._next_walk, "known = self._started_from", "known = frozenset()")),
+        "NothingNeededDeleted",
+        40,
+    ),
+    WholeMutant(
+        "older_checkpoints_need_nothing_of_older_generations",
+        "what a run finds of older generations, and does not start from, is deleted though a retained one needs it",
+        rewrite(Edit(cleaning.Walk._referring, "record.generation < self.generation", "False")),
+        "NothingNeededDeleted",
+        40,
+    ),
+    WholeMutant(
+        "a_run_looks_at_older_generations_once",
+        "what a run that was taken over from writes later stays",
+        rewrite(Edit(cleaning.Cleaning._next_walk, "visible == self._last", "False")),
+        "NothingLeft",
+        60,
+    ),
+    WholeMutant(
+        "a_list_that_was_merged_stays",
+        "lists of files pile up",
+        rewrite(Edit(Snapshotter.take, "unneeded |= {each.stored for each in unnamed}", "pass")),
+        "NothingLeft",
+        40,
+    ),
+    WholeMutant(
+        "a_list_drops_nothing",
+        "a list that was merged with the one before has what that one had, though it was dropped",
+        rewrite(Edit(FileList.then, "if name not in newer.dropped", "")),
         "NothingNeededDeleted",
         40,
     ),
@@ -219,9 +262,9 @@ WHOLE_DEFECTS: Final = (
         "a segment is deleted when the fastest of its readers has consumed it",
         rewrite(
             Edit(
-                cleaning.plan_after,
-                "take_consumed(min(reports[each.name].positions[name] for each in readers))",
-                "take_consumed(max(each.inputs.position(name) for each in readers))",
+                cleaning.Cleaning._consumed,
+                "min(position, through.get(each, position))",
+                "max(stage.inputs.position(each), through.get(each, position))",
             )
         ),
         "NothingNeededDeleted",
@@ -243,7 +286,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "a_full_snapshot_leaves_its_links",
         "what a full snapshot was copied from stays",
-        rewrite(Edit(Snapshotter.take, "self._root.delete(fresh.values())", "pass")),
+        rewrite(Edit(Snapshotter.take, ".union(self._begun) - kept", " - kept")),
         "NothingLeft",
         60,
     ),

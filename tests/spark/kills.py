@@ -22,7 +22,7 @@ from tidegate.engine.kill_points import VARIABLE
 from tidegate.engine.status_files import read_status
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
-from tidegate.storage.manifest import decode_manifest
+from tidegate.storage.inspection import read_manifest, references
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
@@ -142,9 +142,7 @@ class KilledRuns:
         for checkpoint_id in log.retained:
             record = log.completed(checkpoint_id)
             assert record is not None
-            data = store.read(record.manifest)
-            assert data is not None
-            needed |= {record.manifest} | decode_manifest(data, record.manifest_sha256, record.manifest).references()
+            needed |= {record.manifest} | references(store, read_manifest(store, record))
         last = f"generations/{log.generation:06d}/"
         found = {
             path.relative_to(self.root).as_posix() for path in (self.root / "generations").rglob("*") if path.is_file()

@@ -34,6 +34,7 @@ from tidegate.sinks.function import KINDS
 from tidegate.spark.definition import OutputMode
 from tidegate.spark.filelog import StageSource, restart_source_logs, write_log
 from tidegate.spark.output import restore_output, written_files
+from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import (
@@ -278,7 +279,7 @@ class PlayedPipeline:
                 cut=batches - 1,
                 cause=CutCause.ALIGNED,
                 over_bound=False,
-                files=(),
+                files=SnapshotFiles(),
                 positions=dict.fromkeys(each.inputs, batches),
                 output_sequence=0 if each.kind == "sink" else batches,
                 in_flight={},

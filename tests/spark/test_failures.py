@@ -274,13 +274,13 @@ def test_a_damaged_newest_checkpoint_whose_rows_are_visible_is_refused_with_the_
     pipeline = failing(tmp_path)
     run_to_end(pipeline, tmp_path / "root", spark)
     manifest = newest_manifest(tmp_path / "root")
-    victim = tmp_path / "root" / manifest.stages["checked"].files[0].stored
+    victim = tmp_path / "root" / manifest.stages["checked"].files.added[0].stored
     victim.write_bytes(b"damaged")
     before = table_rows(tmp_path / "lake" / "table", ["id", "value"])
     with pytest.raises(RecoveryRefused) as refused:
         run_to_end(pipeline, tmp_path / "root", spark)
     assert re.search(r"(is|are) damaged \(", str(refused.value))
-    assert manifest.stages["checked"].files[0].stored in str(refused.value)
+    assert manifest.stages["checked"].files.added[0].stored in str(refused.value)
     assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == before
     assert newest_manifest(tmp_path / "root").checkpoint_id == manifest.checkpoint_id
 

@@ -13,6 +13,7 @@ from tidegate.errors import RecoveryRefused
 from tidegate.protocol.decision_log import encode_decision
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.sinks.contract import SinkPlace, StagedFile, decode_committable
+from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, StageSnapshot, encode_manifest
 
@@ -46,8 +47,9 @@ def test_nothing_that_a_manifest_names_elsewhere_is_touched(tmp_path: Path, kind
     def lead_out(manifest: Manifest) -> Manifest:
         rows, middle, table = (manifest.stages[name] for name in ("rows", "middle", "table"))
         if kind in ("stored", "name"):
-            evil = msgspec.structs.replace(rows.files[0], **{kind: "../../victim"})
-            return with_stage(manifest, "rows", msgspec.structs.replace(rows, files=(evil, *rows.files[1:])))
+            evil = msgspec.structs.replace(rows.files.added[0], **{kind: "../../victim"})
+            files = SnapshotFiles(added=(evil, *rows.files.added[1:]))
+            return with_stage(manifest, "rows", msgspec.structs.replace(rows, files=files))
         if kind == "in flight":
             segment = Segment(1, 0, (SegmentFile("../victim", victim.stat().st_size),))
             return with_stage(manifest, "middle", msgspec.structs.replace(middle, in_flight={"rows": (segment,)}))

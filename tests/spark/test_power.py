@@ -24,7 +24,7 @@ from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.sinks.contract import decode_committable
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import read_manifest
+from tidegate.storage.inspection import read_manifest, references
 from tidegate.storage.paths import RootPaths
 
 pytestmark = pytest.mark.spark
@@ -126,7 +126,7 @@ def check_decisions(machine: Machine, disk: Disk) -> list[CheckpointCompleted]:
             continue
         manifest = read_manifest(store, record)
         committables = [decode_committable(each.committable) for each in manifest.stages.values() if each.committable]
-        named = {paths.absolute(name) for name in (record.manifest, *manifest.references())}
+        named = {paths.absolute(name) for name in (record.manifest, *references(store, manifest))}
         named |= {Path(file.path) for committable in committables for file in committable.files}
         for each in named:
             assert disk.has(each, by=decided), f"{path} is there before {each} is on the disk"

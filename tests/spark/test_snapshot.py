@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,21 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
-from tidegate.engine.cleaning import CleaningPlan
+from tidegate.engine.cleaning import Leftovers
 from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, StoreUnavailable
 from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Segment, SegmentFile
-from tidegate.protocol.retention import deletable
+from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark.filelog import StageSource, is_committed, restart_source_logs, write_log
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
+from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles, files_of
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import InspectedRoot, examine
-from tidegate.storage.manifest import FORMAT, Manifest, SnapshotFile, StageSnapshot, encode_manifest
+from tidegate.storage.inspection import InspectedRoot, examine, references
+from tidegate.storage.manifest import FORMAT, Manifest, StageSnapshot, encode_manifest
 from tidegate.storage.memory import Memory
 from tidegate.storage.paths import RootPaths
 
@@ -219,20 +220,25 @@ class Kept:
     def __init__(self, folder: Path, held: tuple[SnapshotFile, ...] = (), generation: int = 1) -> None:
         self.paths = RootPaths(folder / "root")
         self.checkpoint = self.paths.absolute(self.paths.spark_checkpoint(generation, STAGE))
-        names = {file.name: file for file in held}
         self.files = Folder(self.paths.root)
-        self.snapshotter = Snapshotter(self.files, generation, STAGE, names, reads_gates=False)
+        self.snapshotter = Snapshotter(self.files, generation, STAGE, SnapshotFiles(added=held), reads_gates=False)
         self.checkpoints = 0
+        self._unneeded: list[StoredFile] = []
 
     def take(self, batch: int, *, full: bool = False) -> tuple[tuple[SnapshotFile, ...], int]:
         self.checkpoints += 1
-        return self.snapshotter.take(Folder(self.checkpoint), self.checkpoints, batch, full=full)
+        taken = self.snapshotter.take(Folder(self.checkpoint), self.checkpoints, batch, full=full)
+        self._unneeded += taken.unneeded
+        files = tuple(files_of(self.files, STAGE, taken.files))
+        assert taken.total_bytes == sum(file.size_bytes for file in files)
+        return files, taken.new_bytes
 
-    def unneeded(self, visible: int, retained: Iterable[SnapshotFile] = ()) -> list[str]:
-        """What a clean-up would delete after a checkpoint that all tables show, by what the retained one refers to."""
-        stored = CleaningPlan(self.files, 1, visible, consumed=(), abandoned=()).listed()
-        references = {visible: frozenset(file.stored for file in retained)}
-        return [file.path for file in deletable(references, 1, references, stored)]
+    def unneeded(self, visible: int) -> list[str]:
+        """What a clean-up would delete after a checkpoint that all tables show, and that alone is retained."""
+        leftovers = Leftovers()
+        leftovers.add(self._unneeded)
+        stored = leftovers.free({visible}, visible)
+        return sorted(file.path for file in deletable({visible}, 1, {visible: frozenset()}, stored))
 
 
 def test_a_snapshot_names_size_and_checksum_of_files_that_outlive_sparks_own(tmp_path: Path) -> None:
@@ -269,11 +275,11 @@ def test_what_was_kept_for_a_checkpoint_is_not_deleted_before_a_later_one_is_sho
     checkpoint_folder(kept.checkpoint, 6, "-")
     first, second, third = (kept.take(batch)[0] for batch in (1, 3, 5))
     assert kept.unneeded(1) == []
-    gone = sorted(path.split("/ckpt-000001/")[1] for path in kept.unneeded(2, second))
+    gone = sorted(path.split("/ckpt-000001/")[1] for path in kept.unneeded(2))
     assert gone == ["commits/0", "commits/1", "offsets/0", "offsets/1"]
     needed = {file.stored for file in (*second, *third)}
-    assert set(kept.unneeded(3, third)) == {file.stored for file in (*first, *second)} - {file.stored for file in third}
-    assert not set(kept.unneeded(2, second)) & needed, "also of those that are yet to be decided"
+    assert set(kept.unneeded(3)) == {file.stored for file in (*first, *second)} - {file.stored for file in third}
+    assert not set(kept.unneeded(2)) & needed, "also of those that are yet to be decided"
 
 
 def test_what_a_snapshot_has_linked_that_failed_is_deleted_and_no_later_one_refers_to_it(
@@ -298,7 +304,7 @@ def test_what_a_snapshot_has_linked_that_failed_is_deleted_and_no_later_one_refe
     assert left
     files, _ = kept.take(2)
     assert not {file.stored for file in files} & set(left)
-    assert kept.unneeded(2, files) == left
+    assert set(left) <= set(kept.unneeded(2)), "also of what it had not come to"
 
 
 def taken_and_restored(root: Files, template: Path) -> tuple[list[tuple[SnapshotFile, ...]], list[str]]:
@@ -306,8 +312,11 @@ def taken_and_restored(root: Files, template: Path) -> tuple[list[tuple[Snapshot
     spark = root.at(RootPaths.spark_checkpoint(1, STAGE), durable=False)
     for path in sorted(path for path in template.rglob("*") if path.is_file()):
         spark.write(path.relative_to(template).as_posix(), path.read_bytes())
-    snapshotter = Snapshotter(root, 1, STAGE, {}, reads_gates=True)
-    taken = [snapshotter.take(spark, number, 2 + number, full=number == 2)[0] for number in (1, 2)]
+    snapshotter = Snapshotter(root, 1, STAGE, None, reads_gates=True)
+    taken = []
+    for number in (1, 2):
+        files = snapshotter.take(spark, number, 2 + number, full=number == 2).files
+        taken.append(tuple(files_of(root, STAGE, files)))
     restored = root.at(RootPaths.spark_checkpoint(2, STAGE), durable=False)
     restore_checkpoint(root, taken[1], restored, STAGE)
     restart_source_logs(restored, 4, [StageSource("rows", 0)])
@@ -366,7 +375,7 @@ def test_the_snapshot_after_a_full_one_builds_on_it(tmp_path: Path) -> None:
     assert {file for file in later if file.name not in added} <= set(full)
     needed = {file.stored for file in later}
     stored = set(kept.files.list("generations/000001/snapshots"))
-    assert set(kept.unneeded(3, later)) == stored - needed, "what was kept for the time of copying goes too"
+    assert set(kept.unneeded(3)) == stored - needed, "what was kept for the time of copying goes too"
 
 
 def test_what_spark_has_deleted_is_copied_from_what_an_older_checkpoint_keeps(tmp_path: Path) -> None:
@@ -455,7 +464,7 @@ def a_checkpoint(folder: Path) -> tuple[Root, DecisionLog, StageSnapshot]:
         cut=2,
         cause=CutCause.FORCED,
         over_bound=False,
-        files=files,
+        files=SnapshotFiles(added=files),
         positions={"rows": 6},
         output_sequence=0,
         in_flight={"rows": (Segment(7, 6, (flying,)),)},
@@ -501,7 +510,7 @@ def test_any_file_of_a_snapshot_that_is_gone_or_changed_is_found_and_named(
     tmp_path: Path, name: str, damage: Callable[[Path], Any]
 ) -> None:
     root, log, snapshot = a_checkpoint(tmp_path)
-    (stored,) = [file.stored for file in snapshot.files if file.name == name]
+    (stored,) = [file.stored for file in snapshot.files.added if file.name == name]
     damage(root.paths.absolute(stored))
     with pytest.raises(DamagedCheckpoint, match=rf"{stored} of stage '{STAGE}'"):
         examine(root.store, log, 5)
@@ -703,7 +712,7 @@ def test_stages_that_have_read_many_segments_are_restored_again_and_again(spark:
     def run_once() -> None:
         run_to_end(pipeline, root, spark, full_snapshots=True)
         inspected = InspectedRoot(root)
-        newest = inspected.manifest(inspected.retained()[-1]).references()
+        newest = references(inspected.files, inspected.manifest(inspected.retained()[-1]))
         for path in root.glob("generations/*/snapshots/**/*"):
             if path.is_file() and path.relative_to(root).as_posix() not in newest:
                 path.unlink()

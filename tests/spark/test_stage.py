@@ -26,7 +26,7 @@ from tidegate.protocol.messages import Barrier
 from tidegate.sinks.contract import decode_committable
 from tidegate.spark.output import batch_folder, written_files
 from tidegate.storage.folder import Folder
-from tidegate.storage.inspection import examine
+from tidegate.storage.inspection import examine, references
 from tidegate.storage.manifest import SourceStream
 from tidegate.testing.played import Plan, Step
 
@@ -270,7 +270,7 @@ def test_what_a_decision_names_is_on_the_disk_before_it_also_what_is_in_flight(
         forced.add(Path(f"/proc/self/fd/{handle}").readlink())
 
     def link(source: Path, target: Path) -> None:
-        if target.parent.name == "decisions":
+        if Path(target).parent.name == "decisions":
             before[target.name] = frozenset(forced)
         real_link(source, target)
 
@@ -285,7 +285,7 @@ def test_what_a_decision_names_is_on_the_disk_before_it_also_what_is_in_flight(
         log = pipeline.root.decisions.read()
         assert log.newest is not None
         manifest = examine(pipeline.root.store, log, log.newest.checkpoint_id)
-        named = {tmp_path / "root" / name for name in (*manifest.references(), log.newest.manifest)}
+        named = {tmp_path / "root" / name for name in (*references(pipeline.root.store, manifest), log.newest.manifest)}
         sealed = manifest.stages["table"].committable
         assert sealed is not None
         named |= {Path(file.path) for file in decode_committable(sealed).files}

@@ -13,11 +13,11 @@ from tidegate.errors import PipelineChanged
 from tidegate.protocol.aligner import CutCause
 from tidegate.spark.plan import AGGREGATION, DEDUPLICATION, JOIN, TRANSFORM
 from tidegate.spark.state import check_state, settings_not_taken, state_mismatch
+from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import (
     FORMAT,
     Manifest,
-    SnapshotFile,
     StageShape,
     StageSnapshot,
     StageState,
@@ -55,7 +55,9 @@ def of(operator: StateOperator, **fields: Any) -> StateOperator:
 
 
 def snapshot(cut: int | None, files: tuple[SnapshotFile, ...] = ()) -> StageSnapshot:
-    return StageSnapshot(cut, CutCause.ALIGNED, False, files, {}, 0, {}, (), None, None, 0, 0, 0, 0, 0)
+    return StageSnapshot(
+        cut, CutCause.ALIGNED, False, SnapshotFiles(added=files), {}, 0, {}, (), None, None, 0, 0, 0, 0, 0
+    )
 
 
 def compared(then: StageState | None, now: StageState | None, cut: int | None = 7) -> list[str]:

@@ -171,12 +171,13 @@ def test_a_snapshot_of_a_source_without_a_batch_has_where_it_first_stood(tmp_pat
     """It was forced to the disk with the checkpoint, which what lies in the folder of a generation never is."""
     root = Folder(tmp_path)
     checkpoint = root.at("generations/000001/stages/rows/spark")
-    snapshotter = Snapshotter(root, 1, "rows", {}, reads_gates=False)
-    assert snapshotter.take(checkpoint, 1, None, full=full) == ((), 0), "Spark has noted nothing yet"
+    snapshotter = Snapshotter(root, 1, "rows", None, reads_gates=False)
+    assert snapshotter.take(checkpoint, 1, None, full=full).files.is_empty, "Spark has noted nothing yet"
     checkpoint.write("sources/0/0", b'v1\n{"a":{"0":7}}')
     checkpoint.write("sources/1/0", b'v1\n{"path":"file:///in/1","timestamp":1,"batchId":0}')
-    (noted,), new_bytes = snapshotter.take(checkpoint, 2, None, full=full)
-    assert (noted.name, new_bytes) == ("sources/0/0", 16), "files are found again by who looks for them"
+    taken = snapshotter.take(checkpoint, 2, None, full=full)
+    (noted,) = taken.files.added
+    assert (noted.name, taken.new_bytes) == ("sources/0/0", 16), "files are found again by who looks for them"
     checkpoint.delete(["sources/0/0"])
     restore_checkpoint(root, (noted,), root.at("generations/000002/stages/rows/spark"), "rows")
     assert root.read("generations/000002/stages/rows/spark/sources/0/0") == b'v1\n{"a":{"0":7}}'

@@ -12,7 +12,7 @@ import tidegate as tg
 from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.engine.generation import Generation
 from tidegate.protocol.aligner import CutCause
-from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.inspection import InspectedRoot, references
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -73,7 +73,9 @@ def test_what_is_in_flight_at_a_crash_arrives_once(tmp_path: Path, spark: SparkS
     assert table_rows(tmp_path / "lake" / "table", ["id", "digits"]) == oracle(pipeline, spark)["table"]
     # What was in flight is no longer needed by anything that is retained, but for what the last ones refer to.
     inspected = InspectedRoot(root)
-    needed = frozenset().union(*(inspected.manifest(record).references() for record in inspected.retained()))
+    needed = frozenset().union(
+        *(references(inspected.files, inspected.manifest(record)) for record in inspected.retained())
+    )
     old = [path for path in (root / "generations").iterdir() if path.name < "000003"]
     found = {path.relative_to(root).as_posix() for each in old for path in each.rglob("*") if path.is_file()}
     assert {name for name in found if "/output/" in name} <= needed

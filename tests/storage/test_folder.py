@@ -38,8 +38,8 @@ class TestFolderWithoutLinks(TestFolder):
     def given_no_links(self, monkeypatch: pytest.MonkeyPatch) -> None:
         linked = os.link
 
-        def link(source: Path, target: Path) -> None:
-            if source.parent.name != "writing":
+        def link(source: str | Path, target: str | Path) -> None:
+            if Path(source).parent.name != "writing":
                 raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), str(source), None, str(target))
             linked(source, target)
 

@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from tidegate.errors import DamagedCheckpoint, ForeignRoot
 from tidegate.protocol.aligner import CutCause, InFlight
 from tidegate.protocol.messages import Segment, SegmentFile
+from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles
+from tidegate.storage.inspection import references
 from tidegate.storage.manifest import (
     FORMAT,
     Manifest,
-    SnapshotFile,
     SourceStream,
     StageShape,
     StageSnapshot,
@@ -26,6 +27,7 @@ from tidegate.storage.manifest import (
     decode_manifest,
     encode_manifest,
 )
+from tidegate.storage.memory import Memory
 
 NAME = "generations/000002/manifests/ckpt-000007.json"
 ORDERS = SourceStream("kafka", {"subscribe": "größe"}, {"größe": "CF4GXYYJSkumNFlcIUhWmQ"})
@@ -45,7 +47,7 @@ def a_snapshot() -> StageSnapshot:
         cut=12,
         cause=CutCause.TIMEOUT,
         over_bound=True,
-        files=(a_file("offsets/12"), a_file("commits/12")),
+        files=SnapshotFiles(added=(a_file("offsets/12"), a_file("commits/12"))),
         positions={"orders": 4, "payments": 9},
         output_sequence=11,
         in_flight={"orders": (a_segment(5), a_segment(6)), "payments": ()},
@@ -62,7 +64,14 @@ def a_snapshot() -> StageSnapshot:
 
 def a_manifest() -> Manifest:
     source = msgspec.structs.replace(
-        a_snapshot(), cut=None, files=(), positions={}, in_flight={}, watermark_ms=None, new_bytes=1, total_bytes=2
+        a_snapshot(),
+        cut=None,
+        files=SnapshotFiles(),
+        positions={},
+        in_flight={},
+        watermark_ms=None,
+        new_bytes=1,
+        total_bytes=2,
     )
     return Manifest(
         format=FORMAT,
@@ -130,8 +139,8 @@ def naming(path: str, where: str) -> Manifest:
         }
         snapshot = msgspec.structs.replace(snapshot, in_flight=segments)
     else:
-        files = tuple(msgspec.structs.replace(file, **{where: path}) for file in snapshot.files)
-        snapshot = msgspec.structs.replace(snapshot, files=files)
+        files = tuple(msgspec.structs.replace(file, **{where: path}) for file in snapshot.files.added)
+        snapshot = msgspec.structs.replace(snapshot, files=SnapshotFiles(added=files))
     return msgspec.structs.replace(a_manifest(), stages={**a_manifest().stages, "joined": snapshot})
 
 
@@ -167,7 +176,7 @@ def test_a_manifest_is_read_by_people_too() -> None:
 
 def test_references_are_the_files_of_snapshots_and_what_is_in_flight() -> None:
     folder = "generations/000002"
-    assert a_manifest().references() == {
+    assert references(Memory(), a_manifest()) == {
         f"{folder}/snapshots/joined/offsets/12",
         f"{folder}/snapshots/joined/commits/12",
         f"{folder}/stages/orders/output/part-5.parquet",
@@ -205,7 +214,7 @@ def test_an_unknown_field_is_refused_at_every_depth(where: str) -> None:
     inside = {
         "manifest": plain,
         "stage": plain["stages"]["joined"],
-        "file": plain["stages"]["joined"]["files"][0],
+        "file": plain["stages"]["joined"]["files"]["added"][0],
         "shape": plain["shape"]["joined"],
         "segment": plain["stages"]["joined"]["in_flight"]["orders"][0],
     }[where]
@@ -247,7 +256,7 @@ def test_every_field_is_needed_but_one_that_older_versions_lack(field: str) -> N
 def test_another_format_is_refused_by_its_number() -> None:
     plain = as_json()
     plain["format"] = FORMAT + 1
-    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads format {FORMAT}"):
+    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads formats 2 and {FORMAT}"):
         decoded(plain)
 
 
@@ -256,7 +265,25 @@ def test_another_format_is_refused_by_its_number_whatever_else_changed_with_it()
     plain["format"] = FORMAT + 1
     plain["stages"] = ["something", "quite", "else"]
     plain["surprise"] = 1
-    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads format {FORMAT}"):
+    with pytest.raises(ForeignRoot, match=f"{NAME} .* format {FORMAT + 1}, this version reads formats 2 and {FORMAT}"):
+        decoded(plain)
+
+
+def test_one_of_the_format_before_is_read_as_one_of_this() -> None:
+    plain = as_json()
+    plain["format"] = 2
+    for stage in plain["stages"].values():
+        stage["files"] = stage["files"]["added"]
+    assert decoded(plain) == a_manifest()
+
+
+@pytest.mark.parametrize("files", [None, {"added": []}, [{"name": "offsets/1"}]])
+def test_one_of_the_format_before_is_read_as_strictly(files: object) -> None:
+    plain = as_json()
+    plain["format"] = 2
+    for stage in plain["stages"].values():
+        stage["files"] = files
+    with pytest.raises(DamagedCheckpoint, match=f"{NAME} cannot be read"):
         decoded(plain)
 
 
@@ -265,7 +292,7 @@ def test_a_report_says_what_the_snapshot_says() -> None:
     assert (report.stage, report.checkpoint_id, report.attempt, report.generation) == ("joined", 7, 1, 2)
     assert (report.cut, report.positions, report.output_sequence) == (12, {"orders": 4, "payments": 9}, 11)
     flying = [file.path for sequence in (5, 6) for file in a_segment(sequence).files]
-    assert report.files == (*(file.stored for file in a_snapshot().files), *flying)
+    assert report.files == tuple(flying), "the rest is known otherwise"
     assert report.in_flight == (InFlight("orders", 4, 6, 105 + 106),)
     assert report.source_position is None
     assert (report.has_event_time, report.watermark_ms) == (True, 1_700_000_000_000)

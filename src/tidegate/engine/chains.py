@@ -18,6 +18,7 @@ from itertools import pairwise
 import msgspec
 
 from tidegate.spark.definition import StageDefinition
+from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.manifest import Manifest, StageSnapshot
 
 Chains = Mapping[str, tuple[str, ...]]
@@ -74,7 +75,13 @@ def by_stage(snapshots: Mapping[str, StageSnapshot], chains: Chains) -> dict[str
                 part = msgspec.structs.replace(part, output_sequence=0, committable=None)
             if before is not None:
                 part = msgspec.structs.replace(
-                    part, positions={before: 0}, files=(), in_flight={}, source_positions=(), new_bytes=0, total_bytes=0
+                    part,
+                    positions={before: 0},
+                    files=SnapshotFiles(),
+                    in_flight={},
+                    source_positions=(),
+                    new_bytes=0,
+                    total_bytes=0,
                 )
             found[stage] = part
             before = stage

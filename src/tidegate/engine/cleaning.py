@@ -1,22 +1,36 @@
-"""Cleaning up after a checkpoint: what lies behind it in the root, and what is left of paused sources.
+"""Cleaning up after a checkpoint: what snapshots no longer refer to, segments that were consumed, and what is left of
+older generations and of paused sources.
 
 What is listed is what nothing that runs, and no checkpoint under way, may come to refer to. Which of it no retained
 checkpoint refers to either is for the leader to say.
+
+Nothing is looked for that is known: each snapshot tells what it no longer refers to, so a clean-up costs what has
+changed, not what is stored. Only after the first checkpoint of a generation, and after its last, all folders of older
+generations are walked through: nobody else can tell what a run that was killed has left there, or one that was taken
+over from has written since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
 from tidegate.engine.stage.output import ChannelOutput
 from tidegate.engine.stage.running import RunningStage
+from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.coordinator import StageReport
+from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.retention import StoredFile
 from tidegate.spark.output import remove_output
 from tidegate.storage.files import Files
+from tidegate.storage.inspection import read_manifest, references
 from tidegate.storage.paths import RootPaths, attempt_of
+
+_log = logging.getLogger("tidegate")
+
+Records = Mapping[int, CheckpointCompleted | None]
 
 
 class AbandonedAttempts(msgspec.Struct, frozen=True):
@@ -31,82 +45,208 @@ class AbandonedAttempts(msgspec.Struct, frozen=True):
     segments: frozenset[str]
 
 
-class CleaningPlan(msgspec.Struct, frozen=True):
-    """What to look at after a checkpoint that all tables show, as it was when that was known."""
+class Leftovers:
+    """What was stored and what runs no longer refers to, until no retained checkpoint does and it is deleted."""
+
+    def __init__(self) -> None:
+        self._new: list[StoredFile] = []
+        self._referred: dict[int, list[StoredFile]] = {}
+        """By the newest retained checkpoint that refers to them: they are looked at again when it is dropped."""
+        self._free: dict[str, StoredFile] = {}
+
+    def add(self, files: Iterable[StoredFile]) -> None:
+        self._new.extend(files)
+
+    def paths(self) -> set[str]:
+        known = [*self._new, *(file for files in self._referred.values() for file in files)]
+        return {file.path for file in known} | self._free.keys()
+
+    def free(self, retained: Iterable[int], visible: int) -> tuple[StoredFile, ...]:
+        """Those that no retained checkpoint refers to, nor one that was under way when all tables showed `visible`."""
+        ordered = sorted(retained)
+        waiting, self._new = self._new, []
+        for dropped in self._referred.keys() - set(ordered):
+            waiting += self._referred.pop(dropped)
+        for file in waiting:
+            if file.before is not None and file.before > visible:
+                self._new.append(file)
+            elif (newest := file.referring(ordered)) is not None:
+                self._referred.setdefault(newest, []).append(file)
+            else:
+                self._free[file.path] = file
+        return tuple(self._free.values())
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """They are deleted."""
+        for path in paths:
+            self._free.pop(path, None)
+
+
+class Walk(msgspec.Struct, frozen=True):
+    """Through all that older generations have left. `known`: what need not be looked for."""
 
     root: Files
     generation: int
-    visible: int
-    consumed: tuple[str, ...]
-    abandoned: tuple[AbandonedAttempts, ...]
+    known: Collection[str]
+    retained: Records
 
-    def listed(self) -> list[StoredFile]:
-        found: list[StoredFile] = []
-        for generation in self._generations():
-            folder = RootPaths.generation(generation)
-            names = self.root.list(folder) if generation < self.generation else self._own(folder)
-            found += [StoredFile(name, generation) for name in names]
+    def older(self) -> list[int]:
+        numbers = [int(name) for name in self.root.names_in(RootPaths.GENERATIONS) if name.isdigit()]
+        return [number for number in numbers if number < self.generation]
+
+    def found(self) -> list[StoredFile]:
+        """What of it checkpoints of older generations refer to, and what nobody does."""
+        stored = [(name, number) for number in self.older() for name in self.root.list(RootPaths.generation(number))]
+        referring = self._referring()
+        return [
+            StoredFile(name, number, *referring.get(name, (0, 0))) for name, number in stored if name not in self.known
+        ]
+
+    def _referring(self) -> dict[str, tuple[int, int]]:
+        """From which checkpoint on, and below which one, each file is referred to by those of older generations."""
+        found: dict[str, tuple[int, int]] = {}
+        for checkpoint_id, record in sorted(self.retained.items(), reverse=True):
+            if record is None:
+                raise DamagedCheckpoint(f"the record of checkpoint {checkpoint_id} is gone")
+            if record.generation < self.generation:
+                manifest = read_manifest(self.root, record)
+                for path in (record.manifest, *references(self.root, manifest)):
+                    _, before = found.get(path, (0, checkpoint_id + 1))
+                    found[path] = (checkpoint_id, before)
         return found
 
-    def _generations(self) -> list[int]:
-        """Those up to this one."""
-        numbers = [int(name) for name in self.root.names_in(RootPaths.GENERATIONS) if name.isdigit()]
-        return [number for number in numbers if number <= self.generation]
 
-    def _own(self, folder: str) -> list[str]:
-        kept = [*self.root.list(f"{folder}/snapshots"), *self.root.list(f"{folder}/manifests")]
-        names = [name for name in kept if (RootPaths.kept_for(name) or self.visible) < self.visible]
-        names += [name for name in self.consumed if self.root.exists(name)]
-        for each in self.abandoned:
-            names += self._left_by(each)
-        return names
+class Cleaning:
+    """Of one generation. What is returned is called beside the control thread, the rest on it."""
+
+    def __init__(self, root: Files, generation: int, stages: Mapping[str, RunningStage]) -> None:
+        """Before any of the stages takes a snapshot."""
+        self._root = root
+        self._generation = generation
+        self._stages = stages
+        self._leftovers = Leftovers()
+        # What stages start from is theirs until they say otherwise.
+        self._started_from: frozenset[str] | None = frozenset(
+            path for stage in stages.values() for path in stage.held_paths()
+        )
+        self._last: int | None = None
+        self._walk: Walk | None = None
+        self._walked: list[StoredFile] | None = None
+        self._deleted: frozenset[str] = frozenset()
+
+    def on_manifest(self, name: str, checkpoint_id: int, *, is_last: bool) -> None:
+        """One is about to be written. `is_last`: the run ends with its checkpoint."""
+        self._leftovers.add([StoredFile(name, self._generation, checkpoint_id, checkpoint_id + 1)])
+        self._last = checkpoint_id if is_last else None
+
+    # -- listing ----------------------------------------------------------------------------------
+
+    def listing(
+        self, visible: int, reports: Mapping[str, StageReport], retained: Records
+    ) -> Callable[[], list[StoredFile]]:
+        self._settle()
+        for stage in self._stages.values():
+            while stage.unneeded:
+                self._leftovers.add([stage.unneeded.popleft()])
+        free = self._leftovers.free(retained, visible)
+        consumed, abandoned = self._consumed(reports), self._abandoned()
+        walk = self._walk = self._next_walk(visible, retained)
+
+        def listed() -> list[StoredFile]:
+            found = [*free, *(StoredFile(name, self._generation) for name in consumed)]
+            for each in abandoned:
+                found += [StoredFile(name, self._generation) for name in self._left_by(each)]
+            if walk is not None:
+                found += self._walk_through(walk)
+            return found
+
+        return listed
+
+    def _settle(self) -> None:
+        """What the last clean-up has found and deleted."""
+        self._leftovers.forget(self._deleted)
+        for stage in self._stages.values():
+            if isinstance(stage.output, ChannelOutput):
+                stage.output.reclaimed(self._deleted)
+        if self._walked is not None:
+            self._leftovers.add(file for file in self._walked if file.path not in self._deleted)
+            self._walked, self._started_from = None, None
+        self._deleted = frozenset()
+
+    def _next_walk(self, visible: int, retained: Records) -> Walk | None:
+        if self._started_from is not None:
+            known = self._started_from
+        elif visible == self._last:
+            known = frozenset(path for stage in self._stages.values() for path in stage.held_paths())
+        else:
+            return None
+        return Walk(self._root, self._generation, known | self._leftovers.paths(), retained)
+
+    def _walk_through(self, walk: Walk) -> list[StoredFile]:
+        try:
+            self._walked = walk.found()
+        except DamagedCheckpoint as damage:
+            _log.debug("what older generations have left is not looked through: %s", damage)
+            return []
+        return self._walked
+
+    def _consumed(self, reports: Mapping[str, StageReport]) -> list[str]:
+        """The files of segments that all their readers have consumed."""
+        through: dict[str, int] = {}
+        for name, stage in self._stages.items():
+            for each in stage.definition.inputs:
+                position = reports[name].positions[each]
+                through[each] = min(position, through.get(each, position))
+        return [
+            file
+            for name, stage in self._stages.items()
+            if isinstance(stage.output, ChannelOutput)
+            for file in stage.output.take_consumed(through[name])
+        ]
+
+    def _abandoned(self) -> list[AbandonedAttempts]:
+        return [
+            AbandonedAttempts(
+                frozenset((stage.definition.head, name)),
+                stage.oldest_attempt,
+                stage.output.unread() if isinstance(stage.output, ChannelOutput) else frozenset(),
+            )
+            for name, stage in self._stages.items()
+            if stage.oldest_attempt > 1
+        ]
 
     def _left_by(self, attempts: AbandonedAttempts) -> list[str]:
         found: list[str] = []
-        for folder in (RootPaths.stage(self.generation, stage) for stage in sorted(attempts.stages)):
-            for name in self.root.names_in(folder):
+        for folder in (RootPaths.stage(self._generation, stage) for stage in sorted(attempts.stages)):
+            for name in self._root.names_in(folder):
                 if (attempt_of(name) or attempts.before) < attempts.before:
-                    self.root.prune(f"{folder}/{name}")
-                    found += [each for each in self.root.list(f"{folder}/{name}") if each not in attempts.segments]
+                    self._root.prune(f"{folder}/{name}")
+                    found += [each for each in self._root.list(f"{folder}/{name}") if each not in attempts.segments]
         return found
 
-    def delete(self, files: Iterable[StoredFile]) -> None:
+    # -- deleting ---------------------------------------------------------------------------------
+
+    def deleting(self, files: Iterable[StoredFile]) -> Callable[[], None]:
+        walk = self._walk
+
+        def delete() -> None:
+            for file in files:
+                remove_output(self._root, file.path)
+            if walk is not None:
+                for number in walk.older():
+                    self._root.prune(RootPaths.generation(number))
+            self._prune_above(files)
+            self._deleted = frozenset(file.path for file in files)
+
+        return delete
+
+    def _prune_above(self, files: Iterable[StoredFile]) -> None:
+        """The folders of deleted files, in which nobody writes any more."""
+        tops: dict[str, list[str]] = {}
         for file in files:
-            remove_output(self.root, file.path)
-        for folder in self._done_with():
-            self.root.prune(folder)
-
-    def _done_with(self) -> Iterator[str]:
-        """The folders in which nobody writes any more."""
-        for generation in self._generations():
-            folder = RootPaths.generation(generation)
-            if generation < self.generation:
-                yield folder
-                continue
-            for stage in self.root.names_in(f"{folder}/snapshots"):
-                kept = [
-                    f"{folder}/snapshots/{stage}/{each}" for each in self.root.names_in(f"{folder}/snapshots/{stage}")
-                ]
-                yield from (each for each in kept if (RootPaths.kept_for(each) or self.visible) < self.visible)
-
-
-def plan_after(
-    root: Files,
-    generation: int,
-    visible: int,
-    reports: Mapping[str, StageReport],
-    stages: Mapping[str, RunningStage],
-) -> CleaningPlan:
-    """Looks at what runs, so it is called on the control thread."""
-    consumed: list[str] = []
-    abandoned: list[AbandonedAttempts] = []
-    for name, stage in stages.items():
-        unread: frozenset[str] = frozenset()
-        if isinstance(stage.output, ChannelOutput):
-            readers = [each for each in stages.values() if name in each.definition.inputs]
-            consumed += stage.output.take_consumed(min(reports[each.name].positions[name] for each in readers))
-            unread = stage.output.unread()
-        if stage.oldest_attempt > 1:
-            folders = frozenset((stage.definition.head, name))
-            abandoned.append(AbandonedAttempts(folders, stage.oldest_attempt, unread))
-    return CleaningPlan(root, generation, visible, tuple(consumed), tuple(abandoned))
+            if file.generation < self._generation:
+                tops.setdefault(RootPaths.generation(file.generation), []).append(file.path)
+            elif RootPaths.is_of_snapshot(file.path):
+                tops.setdefault(RootPaths.kept_folder(file.path), []).append(file.path)
+        for top, paths in tops.items():
+            self._root.prune_above(paths, top)

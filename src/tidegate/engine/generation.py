@@ -42,6 +42,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Announcement
 from tidegate.sinks.contract import BoundSink, FileSink, staged_by
 from tidegate.spark.definition import StageDefinition
+from tidegate.storage.file_lists import MOST_IN_A_MANIFEST
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
@@ -64,6 +65,8 @@ class Ground(msgspec.Struct, frozen=True):
     opened: Opened
     base: Manifest | None
     shape: dict[str, StageShape]
+    most_in_a_manifest: int = MOST_IN_A_MANIFEST
+    """See `FileLists`."""
 
 
 class Delay(msgspec.Struct, frozen=True):
@@ -113,6 +116,10 @@ class Generation:
         self._reports_at_base = None if base is None else reports_at_start(base, queries)
         self.channels = {name: self._channel(name) for name in self._definitions}
         self.stages = {name: self._stage(definition) for name, definition in self._definitions.items()}
+        self._readers: dict[str, list[RunningStage]] = {name: [] for name in self._definitions}
+        for stage in self.stages.values():
+            for each in stage.definition.inputs:
+                self._readers[each].append(stage)
         self.leading = Leading(
             ground.pipeline,
             self.generation,
@@ -165,6 +172,7 @@ class Generation:
             self.sinks.get(definition.name),
             self._bounds.backlog,
             has_event_time=any(self.shape[each.name].has_event_time for each in definition.members),
+            most_in_a_manifest=ground.most_in_a_manifest,
         )
         return RunningStage(definition, place, self.channels, self._config, self, self._patience)
 
@@ -249,7 +257,7 @@ class Generation:
 
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():
-            readers = [stage.inputs for stage in self.stages.values() if name in stage.definition.inputs]
+            readers = [stage.inputs for stage in self._readers[name]]
             channel.forget_before(min((each.cursor(name) for each in readers), default=channel.end))
             channel.on_consumed(min((each.position(name) for each in readers), default=channel.sequence))
 
@@ -314,8 +322,7 @@ class Generation:
             return None
         if stage.definition.kind == "sink":
             return "its table"
-        readers = [each for each in self.stages.values() if name in each.definition.inputs]
-        return min(readers, key=lambda reader: reader.inputs.position(name)).definition.head
+        return min(self._readers[name], key=lambda reader: reader.inputs.position(name)).definition.head
 
     def no_batch(self, name: str) -> NoBatch | None:
         """Why a source has planned no batch for a while, if it has not."""

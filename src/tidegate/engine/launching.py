@@ -111,8 +111,8 @@ def lay_out(
     cut = None if stage.start is None else stage.start.cut
     restore_output(output, cut)
     if stage.start is not None:
-        restore_checkpoint(root, stage.start.files, checkpoint, name)
-        if cut is not None and not stage.start.files:  # it was in the query of its input, and so had none of its own
+        restore_checkpoint(root, stage.held, checkpoint, name)
+        if cut is not None and stage.start.files.is_empty:  # it was in the query of its input, and had none of its own
             begin_after(checkpoint, cut)
     if not definition.inputs:
         note_streams(root, generation.generation, name, generation.shape[name].streams)

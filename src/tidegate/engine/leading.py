@@ -11,9 +11,8 @@ import msgspec
 
 from tidegate.engine.carrier import Clock, Handlers
 from tidegate.engine.chains import by_query, by_stage, chains_of
-from tidegate.engine.cleaning import CleaningPlan, plan_after
+from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.stage.output import ChannelOutput
 from tidegate.engine.stage.running import AsOfCut, RunningStage
 from tidegate.engine.status import as_moment
 from tidegate.engine.tables import what_would_fit
@@ -93,17 +92,8 @@ def reports_in(manifest: Manifest) -> dict[str, StageReport]:
 
 
 def reports_at_start(manifest: Manifest, queries: Iterable[StageDefinition]) -> dict[str, StageReport]:
-    """The same as if these queries had reported it. Each with all files of its stages, whatever it starts from: they
-    are needed as long as the checkpoint is."""
-    queries = list(queries)
-    reports = reports_in(msgspec.structs.replace(manifest, stages=by_query(manifest.stages, queries)))
-    files = {name: each.files for name, each in reports_in(manifest).items()}
-    return {
-        each.name: msgspec.structs.replace(
-            reports[each.name], files=tuple(file for stage in each.members for file in files[stage.name])
-        )
-        for each in queries
-    }
+    """The same as if these queries had reported it."""
+    return reports_in(msgspec.structs.replace(manifest, stages=by_query(manifest.stages, queries)))
 
 
 def _snapshot_in(report: StageReport) -> StageSnapshot:
@@ -161,8 +151,7 @@ class Leading:
         self.committing: dict[str, _Commit] = {}
         self._triggered_at: dict[int, datetime] = {}
         self._durations: dict[int, int] = {}
-        self._plan: CleaningPlan | None = None
-        self._deleted: frozenset[str] = frozenset()
+        self._cleaning = Cleaning(files, generation, stages)
 
     def handlers(self) -> Handlers:
         return {
@@ -218,6 +207,7 @@ class Leading:
             chains=chains,
         )
         name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
+        self._cleaning.on_manifest(name, checkpoint.checkpoint_id, is_last=checkpoint.barrier.is_drain)
 
         def write() -> requests.Written:
             data, sha256 = encode_manifest(manifest)
@@ -324,22 +314,10 @@ class Leading:
     # -- cleaning up ------------------------------------------------------------------------------
 
     def _list_stored(self, request: requests.ListStored) -> Callable[[], list[StoredFile]]:
-        for stage in self._stages.values():
-            if isinstance(stage.output, ChannelOutput):
-                stage.output.reclaimed(self._deleted)
-        plan = self._plan = plan_after(self._files, self._generation, request.visible, request.reports, self._stages)
-
-        return _telling(plan.listed)
+        return _telling(self._cleaning.listing(request.visible, request.reports, request.retained))
 
     def _delete(self, request: requests.Delete) -> Callable[[], None]:
-        plan = self._plan
-
-        def delete() -> None:
-            if plan is not None:
-                plan.delete(request.files)
-            self._deleted = frozenset(file.path for file in request.files)
-
-        return _telling(delete)
+        return _telling(self._cleaning.deleting(request.files))
 
     def _forget_staged(self, request: requests.ForgetStaged) -> Callable[[], None]:
         def forget() -> None:

@@ -30,6 +30,7 @@ from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.rereading import Rereading
 from tidegate.engine.root import Root, check_written
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
@@ -204,6 +205,7 @@ class _Run:
         self._remote = remote
         self._on_step = on_step
         self._watch = TopicWatch({})
+        self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
@@ -286,6 +288,7 @@ class _Run:
                 failure = error
             finally:
                 self._watch.stop()
+                self._rereading.stop()
                 if generation is not None:
                     self._rounds.doing("stopping its queries, and waiting for snapshots and commits that are under way")
                     generation.stop()
@@ -376,6 +379,8 @@ class _Run:
         try:
             generation.poll()  # the first round launches it
             self._watch_sources(generation, fitting)
+            self._rereading = Rereading(self._root.store, fitting.base)
+            self._rereading.start()
         except KeyboardInterrupt:
             generation.abandon()
             raise

@@ -445,14 +445,14 @@ class Leader:
         log = self.log
         retained, start, but = log.retained, log.first_slot, log.kept_before_start
         self._reports = {kept: each for kept, each in self._reports.items() if kept in retained or kept >= visible}
+        records = {checkpoint_id: log.completed(checkpoint_id) for checkpoint_id in retained}
         references: dict[int, frozenset[str]] = {}
-        for checkpoint_id in retained:
-            record = log.completed(checkpoint_id)
+        for checkpoint_id, record in records.items():
             reports = None if record is None else await self._reports_of(record)
             if record is not None and reports is not None:
                 files = {file for report in reports.values() for file in report.files}
                 references[checkpoint_id] = frozenset({*files, record.manifest})
-        stored = await self._store.insist(ListStored(visible, self._reports[visible]))
+        stored = await self._store.insist(ListStored(visible, self._reports[visible], records))
         unneeded = deletable(retained, self.generation, references, stored)
         if unneeded:
             await self._store.insist(Delete(tuple(unneeded)))
@@ -463,7 +463,10 @@ class Leader:
     async def _reports_of(self, record: CheckpointCompleted) -> Reports | None:
         if record.checkpoint_id in self._reports:
             return self._reports[record.checkpoint_id]
-        return await self._store.insist(ReadReports(record))
+        reports = await self._store.insist(ReadReports(record))
+        if reports is not None:
+            self._reports[record.checkpoint_id] = reports
+        return reports
 
     # -- flows ------------------------------------------------------------------------------------
 

@@ -164,11 +164,13 @@ class ListStored(Request[list[StoredFile]], frozen=True):
     """The stored files of other generations, and of this one what lies behind a checkpoint that all tables show.
 
     Of this generation these are: manifests and snapshots of older checkpoints, and the segments that all their readers
-    have consumed at it.
+    have consumed at it. What a retained checkpoint refers to may be left out.
     """
 
     visible: int
     reports: Mapping[str, StageReport]
+    retained: Mapping[int, CheckpointCompleted | None]
+    """What the log retains, with the records of it that are known."""
 
 
 class Delete(Request[None], frozen=True):
@@ -199,7 +201,8 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A snapshot that is stored: all files that it refers to. `detail` is for who writes the manifest."""
+    """A snapshot that is stored: the files that it refers to, as far as `StageReport` has them. `detail` is for who
+    writes the manifest."""
 
     files: tuple[str, ...]
     new_bytes: int = 0

@@ -96,9 +96,9 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a stage says when its part of a checkpoint is stored.
 
     `output_sequence` is the number of the last segment it had appended at the cut, so it is where the barrier
-    stands in its channel. `files` is all that the snapshot refers to, `committable` what a sink has sealed. A stage
-    with event time whose `watermark_ms` is None has none yet. `detail` is for who writes the manifest, and of no
-    meaning here.
+    stands in its channel. `files` is what the snapshot refers to, but for files that tell themselves which checkpoints
+    refer to them (see `StoredFile`), `committable` what a sink has sealed. A stage with event time whose `watermark_ms`
+    is None has none yet. `detail` is for who writes the manifest, and of no meaning here.
     """
 
     stage: str

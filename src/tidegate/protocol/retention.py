@@ -16,6 +16,7 @@ Guarantees:
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
@@ -29,11 +30,22 @@ PARTS: Final = 24
 """How many parts the time is divided into for which older checkpoints are retained."""
 
 
-class StoredFile(msgspec.Struct, frozen=True, order=True):
-    """A file in the store, with the generation that wrote it."""
+class StoredFile(msgspec.Struct, frozen=True):
+    """A file in the store, with the generation that wrote it.
+
+    Where `before` is known, only checkpoints from `since` on and below it refer to the file, and all of these do: what
+    a snapshot refers to is kept until a later one no longer does, and never taken up again.
+    """
 
     path: str
     generation: int
+    since: int = 0
+    before: int | None = None
+
+    def referring(self, retained: Sequence[int]) -> int | None:
+        """The newest of these checkpoints, oldest first, that refers to it, if `before` is known."""
+        below = 0 if self.before is None else bisect_left(retained, self.before)
+        return retained[below - 1] if below and retained[below - 1] >= self.since else None
 
 
 def content_of(reports: Iterable[StageReport]) -> str:
@@ -99,11 +111,15 @@ def deletable(
 ) -> list[StoredFile]:
     """The stored files that the run of this generation may delete, by what the log retains as it knows it.
 
-    `references`: what each retained checkpoint refers to. `stored`: of the generation's own files, those that nothing
-    which runs, and no checkpoint under way, may come to refer to.
+    `references`: what each retained checkpoint refers to of the files that do not tell so themselves. `stored`: of the
+    generation's own files, those that nothing which runs, and no checkpoint under way, may come to refer to.
     """
-    retained = tuple(retained)
+    retained = sorted(retained)
     if any(checkpoint_id not in references for checkpoint_id in retained):
         return []
     needed = frozenset().union(*(references[checkpoint_id] for checkpoint_id in retained))
-    return [file for file in stored if file.generation <= generation and file.path not in needed]
+    return [
+        file
+        for file in stored
+        if file.generation <= generation and file.path not in needed and file.referring(retained) is None
+    ]

@@ -1,7 +1,8 @@
 """Snapshots: which files of Spark's checkpoint folder rebuild a stage at a batch, kept by hard links.
 
 Files of the batch log and of the state are immutable (Spark writes them whole and renames), so a link is a copy.
-Only files that the last snapshot of the stage did not hold are linked and read (for their checksum).
+Only files that the last snapshot of the stage did not hold are linked and read (for their checksum). What full
+snapshots of the state share is looked at only where there is another one: it may be a hundred thousand files.
 
 To rebuild the state as of batch N (state version N + 1), per state store: the newest full snapshot (`zip`) not
 above that version, the SST files that it lists, and the change logs from there on. With format v2 a file's name
@@ -19,15 +20,18 @@ import logging
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint, StoreUnavailable
+from tidegate.protocol.retention import StoredFile
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
+from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, FileLists, SnapshotFile, SnapshotFiles
 from tidegate.storage.files import Files, checksum
-from tidegate.storage.manifest import SnapshotFile, SourceStream
+from tidegate.storage.manifest import SourceStream
 from tidegate.storage.paths import RootPaths
 
 _log = logging.getLogger("tidegate")
@@ -62,6 +66,14 @@ def files_at(checkpoint: Files, batch: int | None, *, reads_gates: bool, committ
     Before its first batch that is where a source first stood, if Spark has noted that yet. `committed`: full snapshots
     that were found to be of a commit before its entry was deleted.
     """
+    names = _unshared_files_at(checkpoint, batch, reads_gates=reads_gates, committed=committed)
+    return [*names, *(shared for name in names if _is_zip(name) for shared in _shared_files(checkpoint, name))]
+
+
+def _unshared_files_at(
+    checkpoint: Files, batch: int | None, *, reads_gates: bool, committed: Collection[str]
+) -> list[str]:
+    """The same, but for what the full snapshots among them share."""
     if batch is None:
         return [] if reads_gates else [each for each in _first_entries(checkpoint) if not is_of_files(checkpoint, each)]
     found = [f"{log}/{number}" for log in ("offsets", "commits") for number in (batch - 1, batch)]
@@ -98,9 +110,8 @@ def _newest_offset(sources: tuple[str | None, ...]) -> int | None:
 
 
 def _state_files(checkpoint: Files, version: int, committed: Collection[str]) -> Iterator[str]:
-    for folder, names in _visible_by_folder(checkpoint.list("state")).items():
-        if folder.rpartition("/")[2] in (_SST_FOLDER, _LOG_FOLDER):
-            continue  # named by the snapshots that need them
+    # What is in the folders left out is named by the snapshots that need it.
+    for folder, names in _visible_by_folder(checkpoint.list("state", but=(_SST_FOLDER, _LOG_FOLDER))).items():
         versioned = [match for name in names if (match := _STATE_FILE.fullmatch(name))]
         if versioned:
             yield from _store_files(checkpoint, folder, versioned, version, committed)
@@ -135,11 +146,7 @@ def _store_files(
             continue
         if is_full and verdicts[match] is False:
             continue
-        name = f"{folder}/{match[0]}"
-        yield name
-        if match[3] == "zip":
-            for shared in _shared_files(checkpoint, name):
-                yield f"{folder}/{shared}"
+        yield f"{folder}/{match[0]}"
 
 
 def _is_of_the_commit(checkpoint: Files, full: re.Match[str]) -> bool | None:
@@ -165,7 +172,17 @@ def _committed_among(checkpoint: Files, names: Iterable[str], known: Collection[
     )
 
 
+def _is_zip(name: str) -> bool:
+    """Whether a file of a stage is a full snapshot of state, which names others that it shares."""
+    return name.endswith(".zip") and name.startswith("state/")
+
+
+def _folder_of(name: str) -> str:
+    return name.rpartition("/")[0]
+
+
 def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
+    """What a full snapshot of state shares with others of its store, by names in Spark's checkpoint folder."""
     opened = checkpoint.open(snapshot)
     if opened is None:
         raise DamagedCheckpoint(f"{checkpoint.location(snapshot)}, a full snapshot of state, is gone")
@@ -177,55 +194,147 @@ def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
             f"{checkpoint.location(snapshot)}, a full snapshot of state, is damaged: {error}"
         ) from error
     metadata = msgspec.json.decode(text, type=_ZipMetadata)
-    return [f"{_SST_FOLDER}/{file.dfs_sst_file_name}" for file in metadata.sst_files] + [
-        f"{_LOG_FOLDER}/{file.dfs_log_file_name}" for file in metadata.log_files or ()
+    folder = _folder_of(snapshot)
+    return [f"{folder}/{_SST_FOLDER}/{file.dfs_sst_file_name}" for file in metadata.sst_files] + [
+        f"{folder}/{_LOG_FOLDER}/{file.dfs_log_file_name}" for file in metadata.log_files or ()
     ]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """A snapshot that was taken. `fresh`: what of it is new in the store, by names in the root; of how many bytes.
+    `unneeded`: what no later one refers to, with the checkpoints that do."""
+
+    files: SnapshotFiles
+    fresh: tuple[str, ...]
+    new_bytes: int
+    total_bytes: int
+    unneeded: tuple[StoredFile, ...]
+
+
+class _Found:
+    """What was found in Spark's folder for a snapshot: unshared files, and what the full ones among them share."""
+
+    def __init__(self, names: Iterable[str], before: _Found | None, shared: Callable[[str], list[str]]) -> None:
+        """`before`: for the snapshot before; what full ones of that share is known."""
+        self.names = dict.fromkeys(names)
+        known: Mapping[str, list[str]] = {} if before is None else before.shared
+        self.shared: dict[str, list[str]] = {
+            name: known[name] if name in known else shared(name) for name in self.names if _is_zip(name)
+        }
+
+    def in_stores(self, folders: Collection[str] | None = None) -> dict[str, None]:
+        """What is shared in these stores, or in all."""
+        return dict.fromkeys(
+            name
+            for zipped, names in self.shared.items()
+            if folders is None or _folder_of(zipped) in folders
+            for name in names
+        )
+
+    def changes(self, before: _Found) -> tuple[list[str], list[str]]:
+        """The names that are new, and those that are gone. Only where a store has another full snapshot, what is shared
+        there is compared."""
+        stores = {_folder_of(name) for name in self.shared.keys() ^ before.shared.keys()}
+        old, new = before.in_stores(stores), self.in_stores(stores)
+        return (
+            [name for name in (*self.names, *new) if name not in before.names and name not in old],
+            [name for name in (*before.names, *old) if name not in self.names and name not in new],
+        )
 
 
 class Snapshotter:
     """Keeps the snapshots of one stage in one generation, one after the other.
 
-    Each refers to files that it has kept itself, under the id of its checkpoint, and to files of the last one: so what
-    was kept for an older checkpoint than one that is complete is needed only if that one refers to it.
+    Each refers to files that it has kept itself, under the id of its checkpoint, and to files of the last one. So the
+    checkpoints that refer to a file are all from the one that it was kept for until the first that no longer does.
     """
 
     def __init__(
-        self, root: Files, generation: int, stage: str, held: Mapping[str, SnapshotFile], *, reads_gates: bool
+        self,
+        root: Files,
+        generation: int,
+        stage: str,
+        start: SnapshotFiles | None,
+        *,
+        reads_gates: bool,
+        most_in_a_manifest: int = MOST_IN_A_MANIFEST,
     ) -> None:
-        """`held`: the files of the snapshot that the stage was restored from."""
+        """`start`: the files of the snapshot that the stage starts from. `most_in_a_manifest`: see `FileLists`."""
         self._reads_gates = reads_gates
         self._root = root
         self._generation = generation
         self._stage = stage
-        self._held = dict(held)
+        self._lists = FileLists(root, generation, stage, start or SnapshotFiles(), most_in_a_manifest)
+        self._total_bytes = sum(file.size_bytes for file in self._lists.files.values())
+        self._found: _Found | None = None
+        self._found_at: tuple[str, int | None] | None = None
         self._committed: frozenset[str] = frozenset()
+        # What was stored in vain, or is about to be: of a snapshot that failed, until another one is taken.
+        self._begun: dict[str, None] = {}
 
-    def take(
-        self, checkpoint: Files, checkpoint_id: int, batch: int | None, *, full: bool
-    ) -> tuple[tuple[SnapshotFile, ...], int]:
-        """Keep what rebuilds the stage at a batch. Returns the files, and the bytes that are new in the store.
+    @property
+    def held(self) -> Mapping[str, SnapshotFile]:
+        """The files of the last snapshot, by name."""
+        return self._lists.files
+
+    def held_paths(self) -> Iterator[str]:
+        """What it refers to, in the root."""
+        return self._lists.paths()
+
+    def take(self, checkpoint: Files, checkpoint_id: int, batch: int | None, *, full: bool) -> Taken:
+        """Keep what rebuilds the stage at a batch. What has failed may be tried again.
 
         `checkpoint`: Spark's folder, of the attempt that ran the batch.
         """
-        found = files_at(checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
-        names = dict.fromkeys(found)
-        self._committed = _committed_among(checkpoint, names, self._committed)
+        held = self._lists.files
+        found, new, gone = self._look(checkpoint, batch)
         fresh = {
             name: RootPaths.snapshot_file(self._generation, self._stage, checkpoint_id, name)
-            for name in names
-            if name not in self._held
+            for name in new
+            if name not in held
         }
+        self._begun.update(dict.fromkeys(fresh.values()))
         # All links before any file is read, which takes time: Spark deletes what it no longer needs itself.
         for name, stored in fresh.items():
             self._root.keep(stored, checkpoint, name)
-        files = {name: self._described(name, fresh[name]) if name in fresh else self._held[name] for name in names}
-        new_bytes = sum(files[name].size_bytes for name in fresh)
+        added = {name: self._described(name, stored) for name, stored in fresh.items()}
+        dropped = {name: held[name] for name in gone if name in held}
         if full:
-            files = self._stored_anew(files.values(), checkpoint, checkpoint_id)
-            new_bytes = sum(file.size_bytes for file in files.values())
-            self._root.delete(fresh.values())
-        self._held = files
-        return tuple(files.values()), new_bytes
+            files = {name: file for name, file in held.items() if name not in dropped} | added
+            dropped, added = dict(held), self._stored_anew(files.values(), checkpoint, checkpoint_id)
+            lists, unnamed = self._lists.replace(checkpoint_id, added)
+        else:
+            lists, unnamed = self._lists.change(checkpoint_id, dropped, added)
+        new_bytes = sum(file.size_bytes for file in added.values())
+        self._total_bytes += new_bytes - sum(file.size_bytes for file in dropped.values())
+        self._found, self._found_at = found, (checkpoint.location(), batch)
+        kept = {file.stored for file in added.values()}
+        unneeded = {file.stored for file in dropped.values()}.union(self._begun) - kept
+        unneeded |= {each.stored for each in unnamed}
+        self._begun = {}
+        return Taken(
+            lists,
+            tuple(kept),
+            new_bytes,
+            self._total_bytes,
+            tuple(kept_until(checkpoint_id, stored) for stored in sorted(unneeded)),
+        )
+
+    def _look(self, checkpoint: Files, batch: int | None) -> tuple[_Found, Iterable[str], Iterable[str]]:
+        """What is in Spark's folder, which names are new since the last snapshot, and which are gone.
+
+        Where no batch was run since, nothing is: what Spark's maintenance has stored meanwhile need not be used.
+        """
+        before = self._found
+        if before is not None and batch is not None and self._found_at == (checkpoint.location(), batch):
+            return before, (), ()
+        names = _unshared_files_at(checkpoint, batch, reads_gates=self._reads_gates, committed=self._committed)
+        self._committed = _committed_among(checkpoint, names, self._committed)
+        found = _Found(names, before, partial(_shared_files, checkpoint))
+        if before is not None:
+            return found, *found.changes(before)
+        every = found.names | found.in_stores()
+        return found, every, [name for name in self._lists.files if name not in every]
 
     def _stored_anew(
         self, files: Collection[SnapshotFile], checkpoint: Files, checkpoint_id: int
@@ -277,7 +386,12 @@ class Snapshotter:
         return SnapshotFile(name, stored, *found)
 
 
-def restore_checkpoint(root: Files, files: tuple[SnapshotFile, ...], checkpoint: Files, stage: str) -> None:
+def kept_until(checkpoint_id: int, stored: str) -> StoredFile:
+    """A file that the snapshot for this checkpoint, and later ones, no longer refer to."""
+    return StoredFile(stored, RootPaths.generation_of(stored), RootPaths.kept_for(stored) or 0, checkpoint_id)
+
+
+def restore_checkpoint(root: Files, files: Iterable[SnapshotFile], checkpoint: Files, stage: str) -> None:
     """Build Spark's checkpoint folder from a snapshot."""
     for file in files:
         _restore_file(file.name, root, file.stored, checkpoint, stage)

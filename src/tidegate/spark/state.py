@@ -16,6 +16,7 @@ from tidegate.errors import PipelineChanged
 from tidegate.protocol.names import checkpoint_name
 from tidegate.spark.filelog import kept_settings
 from tidegate.spark.plan import AGGREGATION, CONSTANT, JOIN, TRANSFORM
+from tidegate.storage.file_lists import find_file
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape, StageState, StateColumn, StateOperator, WatermarkDelay
 
@@ -77,7 +78,7 @@ def settings_not_taken(
         cut = base.stages[name].cut
         if cut is None or now.state is None or not now.state.operators:
             continue
-        entry = next((file for file in base.stages[name].files if file.name == f"offsets/{cut}"), None)
+        entry = find_file(root, name, base.stages[name].files, f"offsets/{cut}")
         kept = {} if entry is None else kept_settings(root, entry.stored)
         for key in _KEPT:
             wanted = setting(key)

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Final
 
 _AT_A_TIME: Final = 8
+# To start a thread takes as much CPU as to force a file, and a thousand stages do so at the same time.
+_WORTH_A_THREAD: Final = 4
 # On macOS a plain fsync leaves data in the drive's own cache.
 _FULL_SYNC: Final[int | None] = getattr(fcntl, "F_FULLFSYNC", None)
 
@@ -98,5 +100,10 @@ def _force_all(paths: Collection[Path], *, missing_ok: bool) -> None:
         finally:
             os.close(handle)
 
-    with ThreadPoolExecutor(_AT_A_TIME, "tidegate-sync") as threads:
+    wanted = min(_AT_A_TIME, -(-len(paths) // _WORTH_A_THREAD))
+    if wanted <= 1:
+        for path in paths:
+            force_one(path)
+        return
+    with ThreadPoolExecutor(wanted, "tidegate-sync") as threads:
         list(threads.map(force_one, paths))

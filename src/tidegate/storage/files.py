@@ -21,11 +21,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterable
-from io import SEEK_END, BufferedIOBase
-from typing import Protocol
+from io import BufferedIOBase
+from typing import Final, Protocol
 
 from tidegate.errors import StoreUnavailable
 from tidegate.storage.system import say
+
+_AT_ONCE_BYTES: Final = 1 << 20
 
 
 class NotDurable(StoreUnavailable):
@@ -108,6 +110,11 @@ class Files(Protocol):
         to write there. Nothing to do where folders are but names."""
         ...
 
+    def prune_above(self, names: Iterable[str], top: str) -> None:
+        """The same of the folders that lead to names which were deleted, from a folder on, it too: only these are
+        looked at, however much there is beside them."""
+        ...
+
     def sync(
         self, names: Iterable[str], known: Collection[object] = frozenset(), *, missing_ok: bool = False
     ) -> frozenset[object]:
@@ -142,8 +149,9 @@ class Files(Protocol):
         """Remove what processes that were killed have left half written. One that is alive has to write it again."""
         ...
 
-    def list(self, folder: str = "") -> list[str]:
-        """The names of all files under a folder, at any depth, in order."""
+    def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
+        """The names of all files under a folder, at any depth, in order; without what is in folders below it whose last
+        part is one of `but`, which are not looked into."""
         ...
 
 
@@ -154,8 +162,13 @@ def checksum(files: Files, name: str) -> tuple[int, str] | None:
         return None
     try:
         with opened as file:
-            digest = hashlib.file_digest(file, "sha256")
-            return file.seek(0, SEEK_END), digest.hexdigest()
+            data = file.read(_AT_ONCE_BYTES)
+            digest, size_bytes = hashlib.sha256(data), len(data)
+            while len(data) == _AT_ONCE_BYTES:
+                data = file.read(_AT_ONCE_BYTES)
+                digest.update(data)
+                size_bytes += len(data)
+            return size_bytes, digest.hexdigest()
     except OSError as error:
         raise StoreUnavailable(f"could not read {name}: {say(error)}") from error
 

@@ -81,7 +81,7 @@ class Folder:
 
     def open(self, name: str) -> BufferedIOBase | None:
         try:
-            return self._path(name).open("rb")
+            return open(self._base + name, "rb")  # noqa: PTH123 - of many files; whoever asked closes it
         except (FileNotFoundError, IsADirectoryError):
             return None
         except OSError as error:
@@ -92,7 +92,7 @@ class Folder:
 
     def size(self, name: str) -> int | None:
         try:
-            found = self._path(name).stat()
+            found = os.stat(self._base + name)  # noqa: PTH116 - asked of every stage in every round
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -167,10 +167,20 @@ class Folder:
 
     def keep(self, name: str, source: Files, source_name: str) -> None:
         if isinstance(source, Folder):
-            with self._telling("keep", name), self._hidden() as hidden:
-                link(source._path(source_name), self._path(name), hidden)
+            with self._telling("keep", name):
+                self._link(source, source_name, name)
         elif not self.exists(name):
             self.copy(name, source, source_name)
+
+    def _link(self, source: Folder, source_name: str, name: str) -> None:
+        """Most names of a snapshot lead through a folder that is there, on a file system with links: tried first."""
+        try:
+            os.link(source._base + source_name, self._base + name)
+        except FileExistsError:
+            return
+        except OSError:
+            with self._hidden() as hidden:
+                link(source._path(source_name), self._path(name), hidden)
 
     def copy(self, name: str, source: Files, source_name: str) -> None:
         if not isinstance(source, Folder):
@@ -191,7 +201,9 @@ class Folder:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             try:
-                self._path(name).unlink(missing_ok=True)
+                os.unlink(self._base + name)  # noqa: PTH108 - of many files
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 self._fail("delete", name, error)
 
@@ -200,6 +212,16 @@ class Folder:
             with suppress(OSError):  # it is not empty
                 Path(parent).rmdir()
                 self._on_disk.discard(Path(parent))
+
+    def prune_above(self, names: Iterable[str], top: str) -> None:
+        highest = self._base + top
+        for folder in sorted({(self._base + name).rpartition("/")[0] for name in names}, reverse=True):
+            parent = folder
+            with suppress(OSError):  # it is not empty, or gone already
+                while parent == highest or parent.startswith(f"{highest}/"):
+                    Path(parent).rmdir()
+                    self._on_disk.discard(Path(parent))
+                    parent = parent.rpartition("/")[0]
 
     def forget_unwritten(self) -> None:
         with self._telling("clear", RootPaths.WRITING):
@@ -235,13 +257,14 @@ class Folder:
 
     def strays(self, names: Iterable[str]) -> frozenset[str]:
         root = Path(os.path.realpath(self._root))
-        known: dict[Path, bool] = {}
+        known: dict[str, bool] = {}
         found = []
         for name in names:
-            path = self._path(name)
-            if path.parent not in known:  # asked of each folder once
-                known[path.parent] = Path(os.path.realpath(path.parent)).is_relative_to(root)
-            if path.is_symlink() or not known[path.parent]:
+            path = self._base + name
+            parent = path.rpartition("/")[0]
+            if parent not in known:  # asked of each folder once
+                known[parent] = Path(os.path.realpath(parent)).is_relative_to(root)
+            if os.path.islink(path) or not known[parent]:  # noqa: PTH114 - of many files
                 found.append(name)
         return frozenset(found)
 
@@ -258,13 +281,15 @@ class Folder:
         said = reason(error, self._path(name))
         raise StoreUnavailable(f"could not {doing} {self.location(name)}: {said}") from error
 
-    def list(self, folder: str = "") -> list[str]:
+    def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
         top = self._base + folder
         found: list[str] = []
         with self._telling("list", folder):
             for parent, folders, names in os.walk(top, onerror=_raise_unless_gone):
                 if parent == self._base and not self._folder:
                     folders[:] = [name for name in folders if name != RootPaths.WRITING]
+                if but:
+                    folders[:] = [name for name in folders if name not in but]
                 start = parent[len(self._base) :]
                 found += names if not start else [f"{start}/{name}" for name in names]
         return sorted(found)

@@ -7,7 +7,7 @@ What the run deletes meanwhile, by what its log retains, is not damage: `is_reta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,12 +18,16 @@ from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Examine, Facts, FenceSinks, Refuse, Restore, SinkFacts, Start, in_words, recover
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.file_lists import FileList, SnapshotFile, all_files, files_of, read_list
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.folder import Folder
-from tidegate.storage.manifest import Manifest, decode_manifest
+from tidegate.storage.manifest import Manifest, StageSnapshot, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import reason
 from tidegate.storage.user_paths import local_path
+
+_Referred = tuple[str, str, int, str | None]
+"""A file for people, by its name in the root, with its size and, if that is known, its checksum."""
 
 
 class RootOwner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,15 +63,33 @@ class CheckedFile(msgspec.Struct, frozen=True):
     damage: str | None
 
 
-def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
-    """Check every file in the root that a checkpoint refers to against what its manifest says of it.
+def check_files(
+    files: Files, manifest: Manifest, *, reads: bool = True, but: Collection[str] = ()
+) -> Iterator[CheckedFile]:
+    """Check every file in the root that a checkpoint refers to, but for these, against what its manifest says of it.
 
     Files of snapshots are read against their checksums, unless `reads` says to leave it at their sizes. Of files in
     flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
-    it, which only the table can tell.
+    it, which only the table can tell. Lists are read in any case: of a stage with a damaged one nobody can tell what
+    else belongs to it.
     """
-    strays = files.strays(manifest.references())
-    for what, name, size_bytes, sha256 in _referred_to(manifest):
+    referred = list[_Referred]()
+    for stage, snapshot in manifest.stages.items():
+        lists = list[FileList]()
+        for each in snapshot.files.lists:
+            # One that need not be checked has to be read all the same: it tells of others.
+            damage: str | None = None
+            try:
+                if files.strays([each.stored]):
+                    raise DamagedCheckpoint(f"{each.stored} of stage {stage!r} is a link that leads elsewhere")
+                lists.append(read_list(files, each, stage))
+            except DamagedCheckpoint as found:
+                damage = str(found)
+            yield CheckedFile(each.stored, each.size_bytes, damage)
+        whole = all_files(lists, snapshot.files) if len(lists) == len(snapshot.files.lists) else {}
+        referred += (each for each in _referred_to(stage, snapshot, whole.values()) if each[1] not in but)
+    strays = files.strays(name for _, name, _, _ in referred)
+    for what, name, size_bytes, sha256 in referred:
         damage = None
         size = files.size(name)
         if name in strays:
@@ -81,14 +103,22 @@ def check_files(files: Files, manifest: Manifest, *, reads: bool = True) -> Iter
         yield CheckedFile(name, size_bytes, damage)
 
 
-def _referred_to(manifest: Manifest) -> Iterator[tuple[str, str, int, str | None]]:
-    """Each file for people, by its name in the root, with its size and, if that is known, its checksum."""
-    for stage, snapshot in manifest.stages.items():
-        for file in snapshot.files:
-            yield f"{file.stored} of stage {stage!r}", file.stored, file.size_bytes, file.sha256
-        for segments in snapshot.in_flight.values():
-            for each in (each for segment in segments for each in segment.files):
-                yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, None
+def _referred_to(stage: str, snapshot: StageSnapshot, files: Iterable[SnapshotFile]) -> Iterator[_Referred]:
+    for file in files:
+        yield f"{file.stored} of stage {stage!r}", file.stored, file.size_bytes, file.sha256
+    for segments in snapshot.in_flight.values():
+        for each in (each for segment in segments for each in segment.files):
+            yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, None
+
+
+def references(files: Files, manifest: Manifest) -> frozenset[str]:
+    """Every file in the root that a checkpoint needs, but for the manifest itself."""
+    found: set[str] = set()
+    for name, stage in manifest.stages.items():
+        found.update(each.stored for each in stage.files.lists)
+        found.update(file.stored for file in files_of(files, name, stage.files))
+        found.update(stage.in_flight_files())
+    return frozenset(found)
 
 
 def read_manifest(files: Files, record: CheckpointCompleted) -> Manifest:

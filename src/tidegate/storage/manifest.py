@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -16,20 +16,13 @@ from tidegate.errors import DamagedCheckpoint, ForeignRoot
 from tidegate.protocol.aligner import CutCause, InFlight
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Segment
-from tidegate.storage.paths import RootPaths
+from tidegate.storage.file_lists import SnapshotFiles, check_inside
 
-FORMAT: Final = 2
+FORMAT: Final = 3
+# The last one before: each manifest named all files of its snapshots itself.
+_WITHOUT_LISTS: Final = 2
 
 StageKind = Literal["source", "stage", "sink"]
-
-
-class SnapshotFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a stage's snapshot. `name` is its path in Spark's checkpoint folder, `stored` in the root."""
-
-    name: str
-    stored: str
-    size_bytes: int
-    sha256: str
 
 
 class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,7 +31,7 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cut: int | None
     cause: CutCause
     over_bound: bool
-    files: tuple[SnapshotFile, ...]
+    files: SnapshotFiles
     positions: dict[str, int]
     output_sequence: int
     in_flight: dict[str, tuple[Segment, ...]]
@@ -55,7 +48,7 @@ class StageSnapshot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def knows_position(self) -> bool:
         """Whether it tells where a source goes on: behind a batch, or where it first stood."""
-        return self.cut is not None or bool(self.files)
+        return self.cut is not None or not self.files.is_empty
 
     def in_flight_files(self) -> Iterator[str]:
         return (file.path for segments in self.in_flight.values() for segment in segments for file in segment.files)
@@ -162,18 +155,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chains: dict[str, tuple[str, ...]] = {}
     """Stages that ran as one query: by the last one, those before it, in order."""
 
-    def references(self) -> frozenset[str]:
-        """Every file in the root that this checkpoint needs, but for the manifest itself."""
-        return frozenset(
-            [file.stored for stage in self.stages.values() for file in stage.files]
-            + [file for stage in self.stages.values() for file in stage.in_flight_files()]
-        )
-
     def paths(self) -> Iterator[str]:
-        """Every path that is taken from the root, or from a folder in it: to be read, linked to or deleted."""
-        yield from self.references()
+        """Every path that is taken from the root, or from a folder in it, to be read, linked to or deleted; but for
+        those that lists tell of."""
         for stage in self.stages.values():
-            yield from (file.name for file in stage.files)
+            yield from stage.files.paths()
+            yield from stage.in_flight_files()
 
     @property
     def new_bytes(self) -> int:
@@ -215,20 +202,26 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
         raise DamagedCheckpoint(f"{name} is not the manifest that was decided: its checksum differs")
     try:
         found = _format_decoder.decode(data).format
-        if found != FORMAT:
+        if found not in (FORMAT, _WITHOUT_LISTS):
             raise ForeignRoot(
-                f"{name} is of another version of Tidegate: it has format {found}, this version reads format {FORMAT}. "
-                f"What to do: go on with the version that wrote it, or start the pipeline on a new root with new tables"
+                f"{name} is of another version of Tidegate: it has format {found}, this version reads formats "
+                f"{_WITHOUT_LISTS} and {FORMAT}. What to do: go on with the version that wrote it, or start the "
+                f"pipeline on a new root with new tables"
             )
-        manifest: Manifest = _decoder.decode(data)
+        manifest: Manifest = _decoder.decode(data) if found == FORMAT else _without_lists(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
-    for path in manifest.paths():
-        if not RootPaths.is_inside(path):
-            raise DamagedCheckpoint(
-                f"{name} names {path!r}, which leads outside of where it belongs: nothing of it is used"
-            )
+    check_inside(manifest.paths(), name)
     return manifest
+
+
+def _without_lists(data: bytes) -> Manifest:
+    """One of the format before, as this version would have written it."""
+    found = msgspec.json.decode(data, type=dict[str, Any])
+    stages = msgspec.convert(found.get("stages"), dict[str, dict[str, Any]])
+    for stage in stages.values():
+        stage["files"] = {"added": msgspec.convert(stage.get("files"), list[Any])}
+    return msgspec.convert({**found, "format": FORMAT, "stages": stages}, Manifest)
 
 
 def as_report(
@@ -249,7 +242,7 @@ def as_report(
         cut=snapshot.cut,
         positions=snapshot.positions,
         output_sequence=snapshot.output_sequence,
-        files=(*(file.stored for file in snapshot.files), *snapshot.in_flight_files()),
+        files=tuple(snapshot.in_flight_files()),
         committable=snapshot.committable,
         source_position=", ".join(snapshot.source_positions) or None,
         in_flight=tuple(

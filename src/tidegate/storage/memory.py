@@ -131,6 +131,9 @@ class Memory:
     def prune(self, folder: str) -> None:
         """Folders are but names."""
 
+    def prune_above(self, names: Iterable[str], top: str) -> None:
+        """Folders are but names."""
+
     def forget_unwritten(self) -> None:
         """Nothing is ever half written."""
 
@@ -164,13 +167,16 @@ class Memory:
     def strays(self, names: Iterable[str]) -> frozenset[str]:  # noqa: ARG002 - there are no links
         return frozenset()
 
-    def list(self, folder: str = "") -> list[str]:
+    def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
         found: list[str] = []
         waiting = [self._path(folder)]
         while waiting:
             at = waiting.pop()
             for last in tuple(self._inside.get(at, ())):
                 path = f"{at}/{last}" if at else last
-                (found if path in self._data else waiting).append(path)
+                if path in self._data:
+                    found.append(path)
+                elif last not in but:
+                    waiting.append(path)
         start = len(self._folder)
         return sorted(path[start:] for path in found)

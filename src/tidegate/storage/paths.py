@@ -15,6 +15,7 @@
     manifests/ckpt-000042.json
     snapshots/<stage>/ckpt-000042/…      files of Spark's checkpoint folder, by their path in it, since that checkpoint
     snapshots/<stage>/ckpt-000042/full/… the same, stored anew by a full snapshot
+    lists/<stage>/ckpt-000042.json       which files snapshots have, by what has changed since a list before it
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
@@ -25,9 +26,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
+from typing import Final
 
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
+
+_NO_PARTS: Final = frozenset(("", ".", ".."))
 
 
 class RootPaths:
@@ -48,9 +52,7 @@ class RootPaths:
     @staticmethod
     def is_inside(name: str) -> bool:
         """Whether a name, taken from a folder, stays below it: as it is written, whatever links there are."""
-        path = PurePosixPath(name)
-        is_plain = path.as_posix() == name and "\0" not in name
-        return is_plain and name != "." and not path.is_absolute() and ".." not in path.parts
+        return _NO_PARTS.isdisjoint(name.split("/")) and "\0" not in name
 
     def absolute(self, name: str) -> Path:
         return self.root / name
@@ -95,11 +97,30 @@ class RootPaths:
         return RootPaths.snapshot_file(generation, stage, checkpoint_id, f"full/{file}")
 
     @staticmethod
+    def file_list(generation: int, stage: str, checkpoint_id: int) -> str:
+        return f"{RootPaths.generation(generation)}/lists/{stage}/{checkpoint_name(checkpoint_id)}.json"
+
+    @staticmethod
     def kept_for(name: str) -> int | None:
-        """The checkpoint that a manifest is of, or that a file of a snapshot was kept for; None: it is neither."""
+        """The checkpoint that a manifest is of, or that a list or a file of a snapshot was kept for; None: it is none
+        of these."""
         parts = name.split("/")
-        of = {"manifests": 3, "snapshots": 4}.get(parts[2]) if len(parts) > 3 else None
-        return None if of is None else checkpoint_id_of(parts[of].removesuffix(".json"))
+        of = {"manifests": 3, "snapshots": 4, "lists": 4}.get(parts[2]) if len(parts) > 3 else None
+        return None if of is None or of >= len(parts) else checkpoint_id_of(parts[of].removesuffix(".json"))
+
+    @staticmethod
+    def is_of_snapshot(name: str) -> bool:
+        return name.split("/")[2] == "snapshots"
+
+    @staticmethod
+    def kept_folder(name: str) -> str:
+        """The folder of all that was kept for the same checkpoint as this file of a snapshot."""
+        return "/".join(name.split("/")[:5])
+
+    @staticmethod
+    def generation_of(name: str) -> int:
+        """The one whose folder a name leads through."""
+        return int(name.split("/")[1])
 
     @staticmethod
     def sink(stage: str) -> str:

@@ -352,6 +352,26 @@ class FilesConformance:
         files.write("stages/orders/batch-2/c", b"")
         assert files.list() == ["stages/orders/batch-1", "stages/orders/batch-2/c"]
 
+    def test_folders_that_lead_to_what_was_deleted_go_and_nothing_beside_them(self) -> None:
+        files = self.make_files("above")
+        for name in ("kept/one/SSTs/a", "kept/one/SSTs/b", "kept/one/c", "kept/two/SSTs/a"):
+            files.write(name, b"")
+        files.delete(["kept/one/SSTs/a", "kept/two/SSTs/a"])
+        files.prune_above(["kept/one/SSTs/a", "kept/two/SSTs/a", "kept/three/gone"], "kept")
+        assert files.list() == ["kept/one/SSTs/b", "kept/one/c"]
+        assert files.names_in("kept") == ["one"]
+        files.delete(["kept/one/SSTs/b", "kept/one/c"])
+        files.prune_above(["kept/one/SSTs/b", "kept/one/c"], "kept/one")
+        assert files.names_in("kept") == []
+        files.write("kept/one", b"a file, where a folder was")
+
+    def test_folders_can_be_left_out_of_a_list(self) -> None:
+        files = self.make_files("left out")
+        for name in ("state/0/SSTs/a", "state/0/logs/b", "state/0/c", "state/SSTs", "SSTs/state/d"):
+            files.write(name, b"")
+        assert files.list("state", but=("SSTs", "logs")) == ["state/0/c", "state/SSTs"], "folders, not files"
+        assert files.list("SSTs", but=("SSTs",)) == ["SSTs/state/d"], "those below it"
+
     # -- durable ----------------------------------------------------------------------------------
 
     def test_what_others_have_written_is_made_durable_if_it_is_there(self) -> None:

@@ -7,7 +7,8 @@ that Spark has committed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
@@ -26,14 +27,16 @@ from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Barrier, SegmentFile
 from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.retention import StoredFile
 from tidegate.sinks.contract import BoundSink, CheckingSink, RowSink, StagedFile, decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import METADATA, BatchOffsets, StageSource, has_moved_watermark, trim_log
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import remove_output, restore_output
-from tidegate.spark.snapshot import Snapshotter
+from tidegate.spark.snapshot import Snapshotter, Taken
+from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, SnapshotFile
 from tidegate.storage.files import Files, NotDurable
-from tidegate.storage.manifest import SnapshotFile, StageSnapshot
+from tidegate.storage.manifest import StageSnapshot
 from tidegate.storage.parquet import write_nothing
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import say
@@ -68,6 +71,7 @@ class StagePlace(msgspec.Struct, frozen=True):
     sink: BoundSink | None
     bound: BacklogBound
     has_event_time: bool = False
+    most_in_a_manifest: int = MOST_IN_A_MANIFEST
 
 
 class AsOfCut(msgspec.Struct, frozen=True):
@@ -131,16 +135,35 @@ class RunningStage:
             None if start is None else start.watermark_ms,
         )
         self._source_positions = () if start is None else start.source_positions
-        held = {} if start is None else {file.name: file for file in start.files}
         self._snapshotter = Snapshotter(
-            place.root, place.generation, definition.head, held, reads_gates=bool(definition.inputs)
+            place.root,
+            place.generation,
+            definition.head,
+            None if start is None else start.files,
+            reads_gates=bool(definition.inputs),
+            most_in_a_manifest=place.most_in_a_manifest,
         )
-        # What the last checkpoint named and this stage has forced there.
+        self.unneeded: deque[StoredFile] = deque()
+        """What its snapshots no longer refer to. Added to beside the control thread."""
+        # What of its snapshot is yet to be forced to the disk, and what of it, and of its staging, was forced last.
+        self._unforced: set[str] = set() if start is None or start.files.forced else set(self.held_paths())
         self._on_disk: frozenset[object] = frozenset()
+        self._staged_on_disk: frozenset[object] = frozenset()
+        self._captured_on_disk: frozenset[str] = frozenset()
+        """What the last checkpoint that captured anything in flight has captured."""
         self._attempt = 1
         self._attempts_to_store: list[int] = []
         self._nudged_at: int | None = None
         self._trimmed_at = self.progress.batch
+
+    @property
+    def held(self) -> Collection[SnapshotFile]:
+        """The files of its last snapshot."""
+        return self._snapshotter.held.values()
+
+    def held_paths(self) -> Iterator[str]:
+        """What that refers to, in the root."""
+        return self._snapshotter.held_paths()
 
     def _output(self) -> Output:
         place, mode = self._place, self.definition.output_mode
@@ -313,41 +336,43 @@ class RunningStage:
         def store() -> Stored:
             started_ms = self._host.now_ms
             try:
-                files, new_bytes = self._store(request, at)
+                taken = self._store(request, at)
             except NotDurable as error:
                 raise self._not_forced(error) from error
             except OSError as error:
                 raise StoreUnavailable(say(error)) from error
             return Stored(
-                files=tuple(file.stored for file in files),
-                new_bytes=new_bytes,
-                total_bytes=sum(file.size_bytes for file in files),
+                files=(),
+                new_bytes=taken.new_bytes,
+                total_bytes=taken.total_bytes,
                 snapshot_ms=self._host.now_ms - started_ms,
-                detail=files,
+                detail=msgspec.structs.replace(taken.files, forced=self._place.root.fsync),
             )
 
         return store
 
-    def _store(self, request: StoreSnapshot, at: AsOfCut) -> tuple[tuple[SnapshotFile, ...], int]:
+    def _store(self, request: StoreSnapshot, at: AsOfCut) -> Taken:
         """When it is done, all that the checkpoint names of this stage is on the disk."""
         cut = request.cut
-        files, new_bytes = self._snapshotter.take(
+        taken = self._snapshotter.take(
             at.checkpoint, cut.barrier.checkpoint_id, cut.batch, full=cut.barrier.is_full_snapshot
         )
+        self.unneeded.extend(taken.unneeded)
         if self._place.root.fsync:
             sealed = request.standing.committable
-            staged = () if sealed is None else decode_committable(sealed).files
-            self._sync(files, staged)
-        return files, new_bytes
+            self._unforced.update(taken.fresh)
+            self._unforced.difference_update(file.path for file in taken.unneeded)
+            self._sync(() if sealed is None else decode_committable(sealed).files)
+        return taken
 
-    def _sync(self, files: Iterable[SnapshotFile], staged: Iterable[StagedFile]) -> None:
-        root, staging, known = self._place.root, self._place.staging, self._on_disk
-        named = {file.stored for file in files}
+    def _sync(self, staged: Iterable[StagedFile]) -> None:
+        root, staging = self._place.root, self._place.staging
+        if self._unforced:
+            self._on_disk = root.sync(self._unforced, self._on_disk, missing_ok=True)
+            self._unforced = set()
         # What was staged is gone once the table shows it, which an earlier checkpoint may bring about meanwhile.
-        self._on_disk = root.sync(named, known, missing_ok=True)
         names = {name for file in staged if (name := staging.name_at(file.path)) is not None}
-        if names:
-            self._on_disk |= staging.sync(names, known, missing_ok=True)
+        self._staged_on_disk = staging.sync(names, self._staged_on_disk, missing_ok=True) if names else frozenset()
 
     def _not_forced(self, error: NotDurable) -> StageFailed:
         """The next checkpoint would name the same files: only from the last one on all of them are whole."""
@@ -364,7 +389,10 @@ class RunningStage:
         def store() -> StoredInFlight:
             try:
                 if self._place.root.fsync:
-                    self._place.root.sync(files)
+                    fresh = [file for file in files if file not in self._captured_on_disk]
+                    if fresh:
+                        self._place.root.sync(fresh)
+                    self._captured_on_disk = frozenset(files)
             except NotDurable as error:
                 raise self._not_forced(error) from error
             except OSError as error:

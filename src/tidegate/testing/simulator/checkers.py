@@ -5,7 +5,7 @@ A checker raises `SimulationFailure` with its own name, so that a test can tell 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -190,8 +190,7 @@ class NothingNeededDeleted:
     def __init__(self) -> None:
         self._references: dict[int, frozenset[str]] = {}
 
-    def on_completed(self, record: CheckpointCompleted, manifest: Manifest) -> None:
-        files = {file for report in manifest.values() for file in report.files}
+    def on_completed(self, record: CheckpointCompleted, files: Iterable[str]) -> None:
         self._references[record.checkpoint_id] = frozenset({*files, record.manifest})
 
     def references(self, checkpoint_id: int) -> frozenset[str]:
@@ -394,7 +393,9 @@ class Checkers:
         manifest: Manifest = objects[record.manifest].value
         self.completions.append(Completion(record, manifest))
         self._world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
-        self.nothing_needed_deleted.on_completed(record, manifest)
+        self.nothing_needed_deleted.on_completed(
+            record, (file for report in manifest.values() for file in report.files)
+        )
         if not self.damaged_files.isdisjoint(file for report in manifest.values() for file in report.files):
             # It builds on a file that was lost since: it is as damaged as the one before it.
             self.no_checkpoint_lost.damaged_checkpoints.add(record.checkpoint_id)
@@ -405,10 +406,17 @@ class Checkers:
         self.source_prefix.on_completed(record, manifest, states)
         self.no_checkpoint_lost.on_completed(record, manifest, before)
 
-    def on_whole(self, record: CheckpointCompleted, manifest: Manifest, before: list[int], chains: object) -> None:
-        """The same of a real root, of which the state of stages cannot be looked into."""
+    def on_whole(
+        self,
+        record: CheckpointCompleted,
+        manifest: Manifest,
+        files: Iterable[str],
+        before: list[int],
+        chains: object,
+    ) -> None:
+        """The same of a real root, of which the state of stages cannot be looked into. `files`: all that it needs."""
         self.completions.append(Completion(record, manifest))
-        self.nothing_needed_deleted.on_completed(record, manifest)
+        self.nothing_needed_deleted.on_completed(record, files)
         self.consistent_cut.on_completed(record.checkpoint_id, manifest)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.no_checkpoint_lost.on_completed(record, manifest, before, chains)

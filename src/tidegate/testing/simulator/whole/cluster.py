@@ -12,12 +12,13 @@ import msgspec
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
 from tidegate.engine.leading import reports_in
 from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
-from tidegate.errors import RecoveryRefused, SinkFailed
+from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
+from tidegate.storage.inspection import references
 from tidegate.storage.manifest import Manifest, SourceStream, StageShape, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import (
@@ -271,10 +272,10 @@ class WholeCluster:
         data = self.disk.memory.read(record.manifest)
         if data is None:
             raise SimulationFailure("NothingNeededDeleted", f"{record.manifest} was decided and is not there")
-        decided = decode_manifest(data, record.manifest_sha256, record.manifest)
-        manifest = reports_in(decided)
+        decoded = decode_manifest(data, record.manifest_sha256, record.manifest)
+        manifest = reports_in(decoded)
         self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
-        self.checkers.on_whole(record, manifest, before, decided.chains)
+        self.checkers.on_whole(record, manifest, self._needed_by(decoded), before, decoded.chains)
         if (record.generation, record.epoch) in self.cancelled:
             raise SimulationFailure("Requests", f"{record.checkpoint_id} was told to be cancelled, and is complete")
         self._note_damaged(record)
@@ -282,6 +283,15 @@ class WholeCluster:
         memory, needed = self.disk.memory, self.checkers.nothing_needed_deleted
         needed.check_each(self.checkers.log.retained, lambda name: memory.exists(name) or name in self._damaged_files)
         self._needed = frozenset().union(*map(needed.references, self.checkers.log.retained))
+
+    def _needed_by(self, manifest: Manifest) -> frozenset[str]:
+        root: Any = self.disk.memory
+        try:
+            return references(root, manifest)
+        except DamagedCheckpoint as damage:
+            raise SimulationFailure(
+                "NothingNeededDeleted", f"{manifest.checkpoint_id} was decided: {damage}"
+            ) from damage
 
     def _on_deleted(self, name: str) -> None:
         if name in self._needed:

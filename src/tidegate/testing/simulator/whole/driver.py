@@ -43,6 +43,8 @@ T = TypeVar("T")
 TICK_MS: Final = 20
 _LOOKS_EVERY: Final = 5
 _DESK_MS: Final = 60
+# Few: stages have a handful of files, and lists are to be written, merged and cleaned up.
+_MOST_IN_A_MANIFEST: Final = 4
 _LANDS_ANYWAY: Final = tuple(f"tidegate-{kind.__name__}" for kind in (Claim, CommitSink))
 """What takes effect though its sender is dead or asleep by then."""
 
@@ -337,7 +339,7 @@ class SimulatedDriver:
         queries = self.cluster.queries(self, base)
         generation = _SimulatedGeneration(
             queries,
-            Ground("simulated", store, local, opened, base, self.cluster.shape),
+            Ground("simulated", store, local, opened, base, self.cluster.shape, _MOST_IN_A_MANIFEST),
             self.cluster.config_now(),
             sinks,
             Bounds(self.cluster.backlog),

@@ -123,9 +123,9 @@ class SeenFiles:
         self._call()
         return self._files.names_in(folder)
 
-    def list(self, folder: str = "") -> list[str]:
+    def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
         self._call()
-        return self._files.list(folder)
+        return self._files.list(folder, but=but)
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -185,6 +185,9 @@ class SeenFiles:
 
     def prune(self, folder: str) -> None:
         self._files.prune(folder)
+
+    def prune_above(self, names: Iterable[str], top: str) -> None:
+        self._files.prune_above(names, top)
 
     def sync(
         self, names: Iterable[str], known: Collection[object] = frozenset(), *, missing_ok: bool = False

@@ -8,6 +8,7 @@ from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.spark.filelog import begin_after, restart_source_logs
 from tidegate.spark.snapshot import restore_checkpoint
+from tidegate.storage.file_lists import files_of
 from tidegate.storage.inspection import look_through
 from tidegate.storage.memory import Memory
 from tidegate.storage.paths import RootPaths
@@ -37,8 +38,8 @@ def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
         if stage.cut is None:
             continue
         scratch: Any = Memory("scratch")
-        restore_checkpoint(root, stage.files, scratch, name)
-        if not stage.files:
+        restore_checkpoint(root, files_of(root, name, stage.files), scratch, name)
+        if stage.files.is_empty:
             begin_after(scratch, stage.cut)
         sources = cluster.sources_of(name)
         if sources:
