@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import msgspec
 
 from tests.mutants.mutation import Edit, Switch, rewrite
-from tidegate.engine import cleaning, launching
+from tidegate.engine import chains, cleaning, launching
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
 from tidegate.engine.root import Root
@@ -24,6 +25,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.file_lists import FileList
 from tidegate.storage.paths import _suffix
+from tidegate.testing.simulator.dag import random_lines
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
 
 
@@ -65,6 +67,13 @@ def asking(seed: int) -> WholeScenario:
     return msgspec.structs.replace(
         whole, faults=faults, requests=3, crashes=0, kills=0, pauses=0, take_overs=0, damages=0, power_losses=0
     )
+
+
+def chained(seed: int) -> WholeScenario:
+    """Lines of stages that are chained and parted, by processes that die."""
+    whole = random_whole_scenario(seed, random_lines(random.Random(f"lines {seed}")))
+    rows = dict.fromkeys(whole.rows, 60)
+    return msgspec.structs.replace(whole, rows=rows, chains=0.6, crashes=3, dead_queries=2, damages=0)
 
 
 WHOLE_DEFECTS: Final = (
@@ -289,6 +298,31 @@ WHOLE_DEFECTS: Final = (
         rewrite(Edit(Snapshotter.take, ".union(self._begun) - kept", " - kept")),
         "NothingLeft",
         60,
+    ),
+    # -- chains
+    WholeMutant(
+        "what_is_in_flight_between_two_stages_is_forgotten_when_they_are_chained",
+        "stages are joined though there are rows between them",
+        rewrite(Edit(chains.cannot_join, "if is_behind or", "if")),
+        "ExactlyOnce",
+        200,
+        chained,
+    ),
+    WholeMutant(
+        "a_chain_forgets_what_its_sink_has_sealed",
+        "rows that a table does not show yet are lost when its sink is chained to what it reads",
+        rewrite(Edit(chains.by_query, "committable=stages[each.name].committable", "committable=None")),
+        "ExactlyOnce",
+        100,
+        chained,
+    ),
+    WholeMutant(
+        "a_stage_that_was_chained_counts_anew",
+        "a table takes the batches of a sink that has a query of its own again for some that it shows",
+        rewrite(Edit(launching.lay_out, "begin_after(checkpoint, cut)", "pass")),
+        "Protocol",
+        100,
+        chained,
     ),
     # -- telling, and being told
     WholeMutant(

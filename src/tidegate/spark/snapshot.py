@@ -302,15 +302,21 @@ class Snapshotter:
         if full:
             files = {name: file for name, file in held.items() if name not in dropped} | added
             dropped, added = dict(held), self._stored_anew(files.values(), checkpoint, checkpoint_id)
-            lists, unnamed = self._lists.replace(checkpoint_id, added)
-        else:
-            lists, unnamed = self._lists.change(checkpoint_id, dropped, added)
+        try:
+            if full:
+                lists, unnamed = self._lists.replace(checkpoint_id, added)
+            else:
+                lists, unnamed = self._lists.change(checkpoint_id, dropped, added)
+        except StoreUnavailable:  # perhaps after it was written
+            self._begun[RootPaths.file_list(self._generation, self._stage, checkpoint_id)] = None
+            raise
         new_bytes = sum(file.size_bytes for file in added.values())
         self._total_bytes += new_bytes - sum(file.size_bytes for file in dropped.values())
         self._found, self._found_at = found, (checkpoint.location(), batch)
         kept = {file.stored for file in added.values()}
         unneeded = {file.stored for file in dropped.values()}.union(self._begun) - kept
         unneeded |= {each.stored for each in unnamed}
+        unneeded -= {each.stored for each in lists.lists}
         self._begun = {}
         return Taken(
             lists,
