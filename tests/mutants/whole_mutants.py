@@ -25,7 +25,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.file_lists import FileList
 from tidegate.storage.paths import _suffix
-from tidegate.testing.simulator.dag import random_lines
+from tidegate.testing.simulator.dag import random_dag, random_lines
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
 
 
@@ -69,6 +69,13 @@ def asking(seed: int) -> WholeScenario:
     )
 
 
+def fanned_out(seed: int) -> WholeScenario:
+    """Outputs that several stages read, none of which is chained."""
+    whole = random_whole_scenario(seed, random_dag(random.Random(f"fan {seed}"), reads_twice=0.2))
+    rows = dict.fromkeys(whole.rows, 60)
+    return msgspec.structs.replace(whole, rows=rows, chains=0.0, backlog_segments=1_000, crashes=3, damages=0)
+
+
 def chained(seed: int) -> WholeScenario:
     """Lines of stages that are chained and parted, by processes that die."""
     whole = random_whole_scenario(seed, random_lines(random.Random(f"lines {seed}")))
@@ -98,11 +105,10 @@ WHOLE_DEFECTS: Final = (
         rewrite(
             Edit(
                 RunningStage._take_up_batches,
-                "for each in taken:\n            self._hand_on(each)\n        moved, consumed_bytes =",
+                "written_bytes = sum(map(self._hand_on, taken))\n        moved, consumed_bytes =",
                 "ahead = self.inputs.moved()\n"
                 "self.checkpoints.on_committed(progress.batch + len(taken), ahead[0])\n"
-                "for each in taken:\n"
-                "    self._hand_on(each)\n"
+                "written_bytes = sum(map(self._hand_on, taken))\n"
                 "moved, consumed_bytes = ahead if ahead else",
             ),
             Edit(RunningStage._take_up_batches, "self.checkpoints.on_committed(progress.batch, moved)", "pass"),
@@ -278,6 +284,7 @@ WHOLE_DEFECTS: Final = (
         ),
         "NothingNeededDeleted",
         40,
+        fanned_out,
     ),
     WholeMutant(
         "nobody_cleans_up_after_the_last_one",
@@ -304,24 +311,24 @@ WHOLE_DEFECTS: Final = (
         "what_is_in_flight_between_two_stages_is_forgotten_when_they_are_chained",
         "stages are joined though there are rows between them",
         rewrite(Edit(chains.cannot_join, "if is_behind or", "if")),
-        "ExactlyOnce",
-        200,
+        "RowsInOrder",
+        60,
         chained,
     ),
     WholeMutant(
         "a_chain_forgets_what_its_sink_has_sealed",
         "rows that a table does not show yet are lost when its sink is chained to what it reads",
         rewrite(Edit(chains.by_query, "committable=stages[each.name].committable", "committable=None")),
-        "ExactlyOnce",
-        100,
+        "Liveness",
+        10,
         chained,
     ),
     WholeMutant(
         "a_stage_that_was_chained_counts_anew",
         "a table takes the batches of a sink that has a query of its own again for some that it shows",
         rewrite(Edit(launching.lay_out, "begin_after(checkpoint, cut)", "pass")),
-        "Protocol",
-        100,
+        "Liveness",
+        60,
         chained,
     ),
     # -- telling, and being told
