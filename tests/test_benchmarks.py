@@ -99,13 +99,13 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_spark = {name: benchmark for name, benchmark in BENCHMARKS.items() if name != "spark"}
-    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", without_spark)
+    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in ("spark", "peers")}
+    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", quick)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
     check_protocol_results([line for line in parse(out.read_text("utf-8")) if line["benchmark"] == "protocol"])
     table = capsys.readouterr().out
-    for name in without_spark:
+    for name in quick:
         assert f"{name}: " in table
     assert "aligner, 100 inputs" in table
     assert "scale 0.01" in table
