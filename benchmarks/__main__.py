@@ -83,10 +83,16 @@ def _run(name: str, benchmark: Benchmark, options: argparse.Namespace, out: Text
 
 def _measure(name: str, benchmark: Benchmark, rounds: int, scale: float, machine: str) -> list[Result]:
     measured = []
-    for values in measure_rounds(benchmark.cases(scale), rounds):
-        measured.append(values)
-        # A line a round, not a progress bar: its thread would be measured too.
-        print(f"{name}: round {len(measured)} of {rounds}", file=sys.stderr)
+    try:
+        for values in measure_rounds(benchmark.cases(scale), rounds):
+            measured.append(values)
+            # A line a round, not a progress bar: its thread would be measured too.
+            print(f"{name}: round {len(measured)} of {rounds}", file=sys.stderr)
+    except KeyboardInterrupt:
+        # Who has waited for an hour wants to see what the whole rounds have shown.
+        if not measured:
+            raise
+        print(f"{name}: interrupted after {len(measured)} of {rounds} rounds", file=sys.stderr)
     results = summarize(name, machine, measured, benchmark.clock)
     if not results:
         raise WrongWork("no case has a value")

@@ -204,3 +204,22 @@ def test_work_that_went_wrong_yields_no_numbers(
     told = capsys.readouterr()
     assert told.out == ""
     assert "tides was not measured: nothing was cut" in told.err
+
+
+def test_an_interrupted_run_reports_the_rounds_that_are_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [150_000.0]
+
+    def measure() -> float:
+        if not values:
+            raise KeyboardInterrupt
+        return values.pop()
+
+    register(monkeypatch, measure)
+    assert main(["tides", "--rounds", "3"]) == 0
+    told = capsys.readouterr()
+    assert "tides: interrupted after 1 of 3 rounds" in told.err
+    assert "Median of 1 interleaved rounds" in told.out
+    with pytest.raises(KeyboardInterrupt):
+        main(["tides"])

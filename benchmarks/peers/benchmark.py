@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import shutil
 import statistics
+import subprocess
 import tempfile
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -66,7 +67,7 @@ class _Lives:
         try:
             with _folder() as folder:
                 found = live(peer, work.part(self.scale * peer.share), folder, _files_folder() / work.name)
-        except WrongWork as error:
+        except (WrongWork, OSError, subprocess.SubprocessError) as error:
             # One peer that fails in one round must not cost the numbers of all others; the report tells it.
             self.failures.setdefault((work.name, peer.name), []).append(str(error))
             say(f"{work.name}: {peer.name} failed: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -37,20 +38,25 @@ class Shown:
         """How many rows of the input it accounts for."""
         if self._work == COUNTS:
             return self._counted()
-        files = list(self._visible("paid"))
-        return sum(self._rows_in(path) for path in files)
+        return sum(self._rows_in(path) for path in self._visible("paid"))
 
     def _counted(self) -> int:
         numpy, _ = _libraries()
         for path in self._visible("counts"):
-            if _is_parquet(path):
-                if path not in self._rows:
-                    self._rows[path] = 1
-                    _raise_to(self._highest, *_read_columns(path, "key", "n"))
-                continue
-            for row in self._new_lines(path):
-                self._highest[row["key"]] = max(row["n"], self._highest[row["key"]])
+            # A batch that Spark runs again is deleted and written once more.
+            with suppress(FileNotFoundError):
+                self._raise_by(path)
         return int(numpy.sum(self._highest))
+
+    def _raise_by(self, path: Path) -> None:
+        if path in self._rows:
+            return
+        if _is_parquet(path):
+            _raise_to(self._highest, *_read_columns(path, "key", "n"))
+            self._rows[path] = 1
+            return
+        for row in self._new_lines(path):
+            self._highest[row["key"]] = max(row["n"], self._highest[row["key"]])
 
     def _rows_in(self, path: Path) -> int:
         _, parquet = _libraries()

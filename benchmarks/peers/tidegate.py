@@ -19,6 +19,9 @@ from benchmarks.peers.peer import ROOT, Peer, Taken
 class Tidegate(Peer):
     name: ClassVar = "tidegate"
 
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[str, list[Path]]] = {}
+
     def install(self) -> None:
         if not _command().exists():
             raise CannotRun("the command tidegate is not beside this Python: ./dev bench makes it")
@@ -41,11 +44,20 @@ class Tidegate(Peer):
         run = [str(_command()), "run", str(pipeline), "--root", job.state]
         return [[*run, "--checkpoint-interval", interval, "--json"]]
 
+    def environment(self, job: Job) -> dict[str, str]:
+        # The pipeline's file is loaded by a command, which does not look for modules where it is called.
+        return {**job.environment(), "PYTHONPATH": str(ROOT)}
+
     def visible(self, job: Job, table: str) -> list[Path]:
         path = Path(job.table(table))
-        if not (path / "_delta_log").is_dir() or not DeltaTable.is_deltatable(str(path)):
+        newest = max((version.name for version in path.glob("_delta_log/*.json")), default=None)
+        if newest is None:
             return []
-        return [path / file.removeprefix("file://") for file in DeltaTable(path).file_uris()]
+        if self._seen.get(path, ("", []))[0] != newest:
+            # Read when there is a version more, not at every look: it takes the cores from those who are measured.
+            files = [path / file.removeprefix("file://") for file in DeltaTable(path).file_uris()]
+            self._seen[path] = newest, files
+        return self._seen[path][1]
 
     def checkpoints(self, job: Job) -> list[Taken]:
         """From the events that it printed. A checkpoint is told when it is decided, again when it is shown."""
