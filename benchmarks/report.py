@@ -61,6 +61,8 @@ def print_verdict(results: Sequence[Result], console: Console) -> None:
 def _verdict(results: Sequence[Result]) -> list[str]:
     judged = [result for result in results if result.target is not None]
     missed = [result for result in judged if not result.met]
+    if not judged:
+        return []
     if not missed:
         return [f"All {len(judged)} targets are met."]
     return [

@@ -43,7 +43,8 @@ chain: the one of ./dev bench spark: priced → banded → paid (rows) and total
   watermark of a day: Flink and Bytewax take files in no order, and would drop rows as late with its 10 s. Files of
   100,000 rows.
 rows/s: from the moment that all files are there until the committed output shows all their rows (of the chain: paid).
-  Before it the peer has run for 16 (chain: 12) files of its own and rested for 2 s. rows/CPU s: over the same time.
+  Before it the same process has worked through a quarter as many files or more, and rested for 2 s. rows/CPU s: over
+  the same time.
 checkpoint: those that ended in that time, p50 and p99 of a round; the number of them is told. With 10 to 20 a round,
   p99 is the longest.
 recovery: files are added, all processes are killed (SIGKILL) as soon as the output shows the first of their rows, and
@@ -67,12 +68,23 @@ class _Lives:
         try:
             with _folder() as folder:
                 found = live(peer, work.part(self.scale * peer.share), folder, _files_folder() / work.name)
+            say(f"{work.name}: {peer.name}: {_in_short(found)}")
         except (WrongWork, OSError, subprocess.SubprocessError) as error:
             # One peer that fails in one round must not cost the numbers of all others; the report tells it.
             self.failures.setdefault((work.name, peer.name), []).append(str(error))
             say(f"{work.name}: {peer.name} failed: {error}")
         self.last[work.name, peer.name] = found
         return found
+
+
+def _in_short(found: Measured) -> str:
+    """A round takes minutes: each number is told as soon as it is there."""
+    times = found.checkpoints_ms
+    checkpoints = "" if not times else f"{len(times)} checkpoints, p50 {statistics.median(times):.0f} ms, "
+    return (
+        f"{found.rows / found.elapsed_s:,.0f} rows/s, {_cpu_rate(found):,.0f} rows/CPU s, {checkpoints}"
+        f"recovery {found.recovery_s:.1f} s, {found.lost} lost, {found.doubled} doubled"
+    )
 
 
 @cache
