@@ -25,10 +25,11 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
 
 _PIPED_WIDTH: Final = 128
 _QUICK_SCALE: Final = 0.1
+_INTERRUPTED: Final = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 whether or not targets are met, 1 if something could not be measured."""
+    """Return 0 whether or not targets are met, 1 if something could not be measured, 130 after Ctrl-C."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.quick:
@@ -48,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except WrongWork as error:
             print(f"benchmarks: {name} was not measured: {error}", file=sys.stderr)
             return 1
+        except KeyboardInterrupt:
+            print(f"benchmarks: {name} was interrupted before a round was whole", file=sys.stderr)
+            return _INTERRUPTED
     return 0
 
 
