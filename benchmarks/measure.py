@@ -11,9 +11,12 @@ import gc
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 CLOCK: Final = "CPU time of this process (time.process_time_ns), garbage collector on"
 
@@ -33,16 +36,17 @@ class Target(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Case(msgspec.Struct, frozen=True, eq=False):
-    """One thing to measure. `measure` does it once, and returns a value in the unit."""
+    """One thing to measure. `measure` does it once, and returns a value in the unit, or None if there is none."""
 
     name: str
     parameters: dict[str, int]
     unit: str
-    measure: Callable[[], float]
+    measure: Callable[[], float | None]
     target: Target | None = None
 
 
 Round = Mapping[Case, float]
+"""Only those that have a value."""
 
 
 class Derived(msgspec.Struct, frozen=True, eq=False):
@@ -51,19 +55,20 @@ class Derived(msgspec.Struct, frozen=True, eq=False):
     name: str
     parameters: dict[str, int]
     unit: str
-    value: Callable[[Round], float]
+    value: Callable[[Round], float | None]
     target: Target | None = None
 
 
 class Benchmark(msgspec.Struct, frozen=True):
-    """`notes` say how it measures, `clock` with what. `cases` takes the scale: the share of the usual work that each
-    measurement does."""
+    """`notes` say how it measures, `clock` with what; they are asked for when it is over. `cases` takes the scale: the
+    share of the usual work that each measurement does. `report` prints the results in a way of its own."""
 
     about: str
-    notes: str
+    notes: str | Callable[[], str]
     rounds: int
     cases: Callable[[float], Sequence[Case | Derived]]
     clock: str = CLOCK
+    report: Callable[[Sequence[Result], str, str, Console], None] | None = None
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -89,21 +94,25 @@ def cpu_ns(work: Callable[[], object]) -> int:
     return time.process_time_ns() - start
 
 
-def measure_rounds(cases: Sequence[Case | Derived], rounds: int) -> Iterator[dict[Case | Derived, float]]:
+def measure_rounds(cases: Sequence[Case | Derived], rounds: int) -> Iterator[dict[Case | Derived, float | None]]:
     """Yield the values of each round, in the order of the cases."""
     measurable = [case for case in cases if isinstance(case, Case)]
     for number in range(rounds):
         # There and back again: a machine that gets slower or faster meanwhile favours none.
         measured = {case: case.measure() for case in (measurable if number % 2 == 0 else measurable[::-1])}
-        yield {case: measured[case] if isinstance(case, Case) else case.value(measured) for case in cases}
+        there = {case: value for case, value in measured.items() if value is not None}
+        yield {case: measured[case] if isinstance(case, Case) else case.value(there) for case in cases}
 
 
 def summarize(
-    benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Derived, float]], clock: str = CLOCK
+    benchmark: str, machine: str, rounds: Sequence[Mapping[Case | Derived, float | None]], clock: str = CLOCK
 ) -> list[Result]:
+    """A case without any value has no result; one with a few tells of how many rounds."""
     results: list[Result] = []
     for case in rounds[0]:
-        values = [values[case] for values in rounds]
+        values = [value for values in rounds if (value := values[case]) is not None]
+        if not values:
+            continue
         median = statistics.median(values)
         results.append(
             Result(

@@ -41,7 +41,7 @@ def print_table(results: Sequence[Result], notes: str, header: str, console: Con
     for result in results:
         table.add_row(
             _title(result),
-            *(_number(value) for value in (result.median, result.min, result.max)),
+            *(written(value) for value in (result.median, result.min, result.max)),
             f"{(result.max - result.min) / abs(result.median or 1):.0%}",
             result.unit,
             "" if result.target is None else _wanted(result.target),
@@ -50,6 +50,10 @@ def print_table(results: Sequence[Result], notes: str, header: str, console: Con
     console.print(table)
     console.print(f"Clock: {results[0].clock}. Median of {results[0].rounds} interleaved rounds.", highlight=False)
     console.print(notes, highlight=False, markup=False)
+    print_verdict(results, console)
+
+
+def print_verdict(results: Sequence[Result], console: Console) -> None:
     for line in _verdict(results):
         console.print(line, highlight=False, markup=False, style="bold")
 
@@ -57,12 +61,14 @@ def print_table(results: Sequence[Result], notes: str, header: str, console: Con
 def _verdict(results: Sequence[Result]) -> list[str]:
     judged = [result for result in results if result.target is not None]
     missed = [result for result in judged if not result.met]
+    if not judged:
+        return []
     if not missed:
         return [f"All {len(judged)} targets are met."]
     return [
         f"{len(missed)} of {len(judged)} targets are NOT met:",
         *(
-            f"  {_title(result)}: {_number(result.median)} {result.unit}, wanted {_wanted(result.target)}"
+            f"  {_title(result)}: {written(result.median)} {result.unit}, wanted {_wanted(result.target)}"
             for result in missed
             if result.target is not None
         ),
@@ -78,9 +84,10 @@ def _title(result: Result) -> str:
 
 def _wanted(target: Target) -> str:
     if target.at_least is not None:
-        return f"≥ {_number(target.at_least)}"
-    return "" if target.at_most is None else f"≤ {_number(target.at_most)}"
+        return f"≥ {written(target.at_least)}"
+    return "" if target.at_most is None else f"≤ {written(target.at_most)}"
 
 
-def _number(value: float) -> str:
+def written(value: float) -> str:
+    """A number as people read it."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

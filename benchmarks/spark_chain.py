@@ -48,8 +48,8 @@ class Feed(msgspec.Struct, frozen=True):
 _WARM_UP_FEED: Final = Feed(4, 100_000, 4)
 
 
-def chain(source: Path, tables: Path, files_per_batch: int) -> tg.Pipeline:
-    """source → stage → stage → two sinks, one of rows and one of totals in windows."""
+def chain(source: Path, tables: Path, files_per_batch: int, delay: str = "10 seconds") -> tg.Pipeline:
+    """source → stage → stage → two sinks, one of rows and one of totals in windows. `delay` is the watermark's."""
     pipeline = tg.Pipeline("chain")
 
     @pipeline.source
@@ -71,7 +71,7 @@ def chain(source: Path, tables: Path, files_per_batch: int) -> tg.Pipeline:
 
     @pipeline.sink(tg.DeltaTable(tables / "totals"))
     def totals(banded: DataFrame) -> DataFrame:
-        windows = banded.withWatermark("ts", "10 seconds").groupBy(F.window("ts", "10 seconds"), "country", "band")
+        windows = banded.withWatermark("ts", delay).groupBy(F.window("ts", "10 seconds"), "country", "band")
         return windows.agg(F.sum("price").alias("revenue"), F.count("*").alias("orders")).drop("window")
 
     return pipeline

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -186,9 +186,14 @@ class Run(ABC):
 
 
 class PlainRun(Run):
-    def __init__(self, pipeline: Pipeline, folder: Path, variant: Variant) -> None:
+    """`outputs` names the folders of stages whose output is to lie elsewhere than the others'."""
+
+    def __init__(
+        self, pipeline: Pipeline, folder: Path, variant: Variant, outputs: Mapping[str, Path] | None = None
+    ) -> None:
         super().__init__(pipeline, folder)
         self._session = plain_session(variant)
+        self._outputs = outputs or {}
         self.queries: dict[str, StreamingQuery] = {}
 
     def start(self) -> None:
@@ -215,7 +220,7 @@ class PlainRun(Run):
             query.stop()
 
     def _output(self, stage: str) -> Path:
-        return self.folder / "output" / stage
+        return self._outputs.get(stage, self.folder / "output" / stage)
 
     def checkpoint_folder(self, stage: str) -> Path:
         return self.folder / "checkpoints" / stage

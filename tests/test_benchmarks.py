@@ -122,15 +122,15 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    without_spark = {name: benchmark for name, benchmark in BENCHMARKS.items() if name != "spark"}
-    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", without_spark)
+    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in ("spark", "peers")}
+    monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", quick)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
     results = parse(out.read_text("utf-8"))
     check_protocol_results([line for line in results if line["benchmark"] == "protocol"])
     assert Counter(line["name"] for line in results if line["benchmark"] == "scale") == SCALE_CASES
     table = capsys.readouterr().out
-    for name in without_spark:
+    for name in quick:
         assert f"{name}: " in table
     assert "aligner, 100 inputs" in table
     assert "scale 0.01" in table
@@ -229,3 +229,22 @@ def test_work_that_went_wrong_yields_no_numbers(
     told = capsys.readouterr()
     assert told.out == ""
     assert "tides was not measured: nothing was cut" in told.err
+
+
+def test_an_interrupted_run_reports_the_rounds_that_are_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = [150_000.0]
+
+    def measure() -> float:
+        if not values:
+            raise KeyboardInterrupt
+        return values.pop()
+
+    register(monkeypatch, measure)
+    assert main(["tides", "--rounds", "3"]) == 0
+    told = capsys.readouterr()
+    assert "tides: interrupted after 1 of 3 rounds" in told.err
+    assert "Median of 1 interleaved rounds" in told.out
+    assert main(["tides"]) == 130
+    assert "tides was interrupted before a round was whole" in capsys.readouterr().err

@@ -1,0 +1,1 @@
+"""What runs in the processes of peers, each under the peer's own interpreter."""
