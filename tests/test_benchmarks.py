@@ -48,6 +48,7 @@ SPARK_CASES = {
     },
     **{f"latency per hop: {what}": 1 for what in ("plain, tuned settings", "tidegate", "added")},
     **{f"restart: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
+    **{f"idle: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
     "batch": 2,
     "batch time growth": 1,
     "checkpoint": 3,

@@ -498,11 +498,11 @@ class Generation:
             self._planning.stop()
 
     def _stop_queries(self) -> None:
-        queries = (stage.progress.query for stage in self.stages.values())
-        for query in (*queries, *(each.started for each in self._sources)):
-            if query is not None:
+        started = (each.started for each in self._sources)
+        for each in (*(stage.progress for stage in self.stages.values()), *started):
+            if each is not None:
                 with suppress(Exception):
-                    query.stop()
+                    each.stop()
 
 
 def _consumed(reports: Mapping[str, StageReport]) -> dict[str, object]:

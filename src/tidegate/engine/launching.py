@@ -20,6 +20,7 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource, restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
+from tidegate.spark.resting import QueryRest
 from tidegate.spark.snapshot import keep_first_position, note_streams, restore_checkpoint
 from tidegate.storage.files import Files, clear
 
@@ -92,7 +93,10 @@ class Launch:
                 self._begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
         for name, query in started.items():
             if query.exception() is None:
-                generation.stages[name].progress.query = query.result()
+                stage = generation.stages[name]
+                stage.progress.query = query.result()
+                if stage.definition.inputs:
+                    stage.progress.rest = QueryRest(query.result(), self._session)
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
                 raise failure_of(name, error) from error
