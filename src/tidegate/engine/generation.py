@@ -253,6 +253,11 @@ class Generation:
             is_wanted = any(not stage.checkpoints.has_cut(each.checkpoint_id) for each in self.coordinator.active)
             stage.is_late(name in self.leader.commits.pending and not is_wanted)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a query has committed a batch since the last round. One that rests has not."""
+        return any(not (stage.progress.is_resting or stage.progress.has_taken_up_all) for stage in self.stages.values())
+
     def check_queries(self) -> None:
         for stage in self.stages.values():
             stage.check_query()

@@ -52,24 +52,31 @@ class Launch:
         self._available_now = available_now
 
     def __call__(self, generation: Generation) -> None:
-        starts: dict[str, partial[StreamingQuery]] = {}
         ordered = in_order(self._definitions, {name for name, each in self._built.items() if each.aggregates})
-        for number, definition in enumerate(self._definitions, start=1):
-            self._begin("laying_out", definition.name, number, len(self._definitions))
-            starts[definition.name] = self._lay_out(generation, definition, is_ordered=definition.name in ordered)
+        with ThreadPoolExecutor(len(self._definitions), "tidegate-lay-out") as threads:
+            laid_out = {
+                each.name: threads.submit(self._lay_out, generation, each, is_ordered=each.name in ordered)
+                for each in self._definitions
+            }
+            starts: dict[str, partial[StreamingQuery]] = {}
+            for number, definition in enumerate(self._definitions, start=1):
+                self._begin("laying_out", definition.name, number, len(self._definitions))
+                starts[definition.name] = self._starting(generation, definition, *laid_out[definition.name].result())
         self._start(generation, starts)
         reached(Step.QUERIES_STARTED)
         _log.info("generation %d runs %d stages", generation.generation, len(self._definitions))
 
-    def _lay_out(
-        self, generation: Generation, definition: StageDefinition, *, is_ordered: bool
+    def _lay_out(self, generation: Generation, definition: StageDefinition, *, is_ordered: bool) -> tuple[Files, Files]:
+        """Beside the others: no stage's folders are any other's business."""
+        sources = self._built[definition.name].sources
+        return lay_out(self._root, generation, definition, sources, window=1 if is_ordered else WINDOW)
+
+    def _starting(
+        self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files
     ) -> partial[StreamingQuery]:
-        """Returns what starts the stage's query."""
+        """What starts the stage's query on its folders."""
         name, built = definition.name, self._built[definition.name]
         stage = generation.stages[name]
-        checkpoint, output = lay_out(
-            self._root, generation, definition, built.sources, window=1 if is_ordered else WINDOW
-        )
         stage.progress.may_end = self._available_now and not definition.inputs
         start = queries.starting(
             definition,

@@ -17,7 +17,10 @@ rest of its sleep.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
+
+from tidegate.spark.jvm import java_class
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -35,7 +38,7 @@ class QueryRest:
 
     def __init__(self, query: StreamingQuery, session: SparkSession) -> None:
         self._query: Any = query
-        self._jvm: Any = session._jvm
+        self._session = session
         self._holder: Any = None
         self._pauses: list[Any] = []
         self.is_resting = False
@@ -74,15 +77,17 @@ class QueryRest:
 
     def _make_holder(self) -> None:
         stream = self._query._jsq.streamingQuery()
-        lock, java = stream.awaitProgressLock(), self._jvm.java.lang
-        nothing = java.invoke.MethodType.methodType(java.Void.TYPE)
-        lookup, runnable = java.invoke.MethodHandles.publicLookup(), java.Class.forName("java.lang.Runnable")
+        lock = stream.awaitProgressLock()
+        java = partial(java_class, self._session)
+        nothing = java("java.lang.invoke.MethodType").methodType(java("java.lang.Void").TYPE)
+        lookup = java("java.lang.invoke.MethodHandles").publicLookup()
+        runnable = java("java.lang.Class").forName("java.lang.Runnable")
 
         def calling(method: str) -> Any:
             bound = lookup.findVirtual(lock.getClass(), method, nothing).bindTo(lock)
-            return java.invoke.MethodHandleProxies.asInterfaceInstance(runnable, bound)
+            return java("java.lang.invoke.MethodHandleProxies").asInterfaceInstance(runnable, bound)
 
         self._take, self._let_go = calling("lock"), calling("unlock")
-        self._ms = self._jvm.java.util.concurrent.TimeUnit.MILLISECONDS
-        threads = self._jvm.org.apache.spark.util.ThreadUtils
-        self._holder = threads.newDaemonSingleThreadScheduledExecutor(f"tidegate-rest-{stream.name()}")
+        self._ms = java("java.util.concurrent.TimeUnit").MILLISECONDS
+        threads = java("org.apache.spark.util.ThreadUtils")
+        self._holder = threads.newDaemonSingleThreadScheduledExecutor(f"tidegate-rest-{self._query.name}")

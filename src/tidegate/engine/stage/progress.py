@@ -24,6 +24,7 @@ class Progress:
         self._stage = stage
         self.checkpoint = checkpoint
         self.batch = -1 if batch is None else batch
+        self._started_behind = self.batch
         self.watermark_ms = watermark_ms
         self.rows = 0
         self.query: StreamingQuery | None = None
@@ -42,6 +43,11 @@ class Progress:
     def _next_batch(self) -> int:
         """The one that Spark is to commit next, by what was taken up."""
         return self.batch + len(self._half_consumed) + 1
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a batch of this generation was taken up."""
+        return self.batch > self._started_behind
 
     @property
     def has_taken_up_all(self) -> bool:

@@ -51,6 +51,8 @@ _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
 # So long its gates are empty before a query rests: to let it rest and to wake it costs as much as a look of its own.
 _RESTS_AFTER_MS: Final = 50
+# Before its first batch: those that it waits for are being started too, and there is more to do than to let it rest.
+_RESTS_AT_FIRST_MS: Final = 1_000
 
 
 class StagePlace(msgspec.Struct, frozen=True):
@@ -205,7 +207,7 @@ class RunningStage:
             self._rests_at_ms = None
             rest.begin()
         if self._rests_at_ms is None:
-            self._rests_at_ms = now_ms + _RESTS_AFTER_MS
+            self._rests_at_ms = now_ms + (_RESTS_AFTER_MS if self.progress.has_run else _RESTS_AT_FIRST_MS)
 
     @_fails_its_stage
     def check_query(self) -> None:
