@@ -27,6 +27,7 @@ _MANY_SEGMENTS: Final = 20_000
 _STATE_MB: Final = (10, 100, 1_000)
 _SETTLE_S: Final = 8.0
 _COUNTED_S: Final = 15.0
+_IDLE_S: Final = 20.0
 
 _CLOCK: Final = "wall clock (time.perf_counter; checkpoints: the manifest's own duration_ms, and writing the decision)"
 
@@ -47,6 +48,7 @@ latency: one row at a time; from its file's appearance to the commit of the batc
   of a run, divided by 3 hops. Tidegate's rows are then staged; they are visible with the next checkpoint.
 restart: all queries are stopped, a file is added, all are started; until the last query has committed its first
   batch. Median of 3 in each round.
+idle: CPU time of this process and of Spark's, per second of 20 in which nothing comes, after three files have passed.
 batch: of one query that reads a gate, one segment of one row at a time, with its logs trimmed as Tidegate does; the
   median of 60, once after 200 segments and once after 20,000. Measured once, in the first round.
 state: a source that drops duplicates of 1,000-byte keys, at 400 new keys a second, a checkpoint every second, Spark's
@@ -69,6 +71,7 @@ def _cases(scale: float) -> list[Case | Derived]:
         *_throughput("small batches", small),
         *_latency(work(_LATENCY_FILES, 3)),
         *_restart(_RESTARTS if scale >= 1 else 1),
+        *_idle(max(3.0, _IDLE_S * min(1.0, scale))),
         *_flat(_FEW_SEGMENTS, work(_MANY_SEGMENTS, 2 * _FEW_SEGMENTS)),
         *_state([work(size, least) for least, size in enumerate(_STATE_MB, 1)], min(1.0, scale)),
     ]
@@ -154,6 +157,20 @@ def _restart(restarts: int) -> list[Case | Derived]:
         ratio("restart: tidegate / plain", tidegate),
         ratio("restart: tidegate, chained / plain", chained),
     ]
+
+
+def _idle(counted_s: float) -> list[Case | Derived]:
+    from benchmarks.spark_chain import measure_idle
+    from benchmarks.spark_runs import Variant
+
+    def case(variant: Variant) -> Case:
+        return Case(f"idle: {variant.value}", {}, "cores", lambda: measure_idle(variant, counted_s))
+
+    plain, tidegate = case(Variant.TUNED), case(Variant.TIDEGATE)
+    ratio = Derived(
+        "idle: tidegate / plain", {}, "ratio", lambda values: values[tidegate] / values[plain], Target(at_most=0.6)
+    )
+    return [plain, tidegate, ratio]
 
 
 def _flat(few: int, many: int) -> list[Case | Derived]:

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from benchmarks.measure import WrongWork
-from benchmarks.spark_runs import Input, Run, TidegateRun, Variant, open_run, temporary_folder, workspace
+from benchmarks.spark_runs import Input, Run, TidegateRun, Variant, cpu_s, open_run, temporary_folder, workspace
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +26,8 @@ _ROW_SINK: Final = "paid"
 _SCHEMA: Final = "id long, country string, amount double, ts timestamp"
 _COUNTRIES: Final = 20
 _WARM_UP_FILES: Final = 20
+_BEFORE_IDLE_FILES: Final = 3
+_SETTLES_S: Final = 2.0
 _ROWS_PER_EVENT_SECOND: Final = 5_000
 _START_US: Final = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp()) * 1_000_000
 
@@ -209,3 +211,19 @@ def measure_restart(variant: Variant, restarts: int) -> float:
                     run.await_checkpoint_of_all()
                 last = {name: run.last_batch(name) for name in run.query_names}
     return statistics.median(took)
+
+
+def measure_idle(variant: Variant, counted_s: float) -> float:
+    """Cores that all queries take while nothing comes, with all that drives them."""
+    warm_up()
+    (file,) = _input_files(1, 100)
+    with temporary_folder() as folder:
+        source = Input(folder / "input")
+        with open_run(variant, chain(source.folder, folder / "tables", 1), folder) as run:
+            for number in range(_BEFORE_IDLE_FILES):
+                source.offer(file)
+                run.await_consumed(100 * (number + 1))
+            time.sleep(_SETTLES_S)
+            before_s, started = cpu_s(), time.perf_counter()
+            time.sleep(counted_s)
+            return (cpu_s() - before_s) / (time.perf_counter() - started)

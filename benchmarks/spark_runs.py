@@ -15,7 +15,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
@@ -83,6 +83,28 @@ def base_session() -> SparkSession:
     session.sparkContext.setLogLevel("OFF")
     atexit.register(session.stop)  # before the folder goes
     return session
+
+
+def cpu_s() -> float:
+    """Seconds that this process, Spark's and all that those have started took of the cores, in user and system mode."""
+    gateway: Any = base_session().sparkContext._gateway
+    return time.process_time() + sum(_cpu_s_of(each) for each in _with_children(gateway.proc.pid))
+
+
+def _with_children(process: int) -> list[int]:
+    found = [process]
+    for task in Path(f"/proc/{process}/task").glob("*/children"):
+        with suppress(OSError):  # it has just ended
+            found += [each for child in task.read_text().split() for each in _with_children(int(child))]
+    return found
+
+
+def _cpu_s_of(process: int) -> float:
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def derived_session(settings: dict[str, str] | None = None) -> SparkSession:

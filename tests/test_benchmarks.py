@@ -62,6 +62,7 @@ SPARK_CASES = {
             "tidegate, chained / plain",
         )
     },
+    **{f"idle: {what}": 1 for what in ("plain, tuned settings", "tidegate", "tidegate / plain")},
     "batch": 2,
     "batch time growth": 1,
     "checkpoint": 3,

@@ -88,7 +88,7 @@ def queries_of(spark: SparkSession, root: Path, pipeline: tg.Pipeline) -> list[t
         for each in definitions
         if each.sink is not None
     }
-    with fitting.SparkFitting(definitions, opened, spark, sinks, {}, lambda *_args: None) as fits:
+    with fitting.SparkFitting(definitions, opened, spark, sinks, lambda _: False, lambda *_args: None) as fits:
         fits.build(1)
         return [tuple(member.name for member in each.members) for each in fits.queries]
 

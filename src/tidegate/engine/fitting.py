@@ -47,18 +47,18 @@ class SparkFitting:
         root: Root,
         session: SparkSession,
         sinks: Mapping[str, BoundSink],
-        set_by_users: Mapping[str, str],
+        is_set_by_user: Callable[[str], bool],
         begin: Begin,
         *,
         may_chain: bool = True,
     ) -> None:
-        """`set_by_users`: settings of the session that are not Spark's own defaults."""
+        """`is_set_by_user`: whether a setting of the session is not Spark's own default."""
         self._definitions = definitions
         self._root = root
         self._session = session
         self._sessions = StageSessions(session)
         self._sinks = sinks
-        self._set_by_users = set_by_users
+        self._is_set_by_user = is_set_by_user
         self._begin = begin
         self._number = 0
         self._looking = ExitStack()
@@ -202,7 +202,7 @@ class SparkFitting:
 
         def setting(key: str) -> str | None:
             # By default it is how many cores there are: on another machine nobody has set anything else.
-            is_default = key == PARTITIONS and key not in self._set_by_users
+            is_default = key == PARTITIONS and not self._is_set_by_user(key)
             return None if is_default else self._session.conf.get(key, None)
 
         return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))

@@ -269,6 +269,11 @@ class Generation:
             is_wanted = any(not stage.checkpoints.has_cut(each.checkpoint_id) for each in self.coordinator.active)
             stage.is_late(name in self.leader.commits.pending and not is_wanted)
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a query has committed a batch since the last round. One that rests has not."""
+        return any(not (stage.progress.is_resting or stage.progress.has_taken_up_all) for stage in self.stages.values())
+
     def check_queries(self) -> None:
         for stage in self.stages.values():
             stage.check_query()
@@ -512,11 +517,11 @@ class Generation:
             self._planning.stop()
 
     def _stop_queries(self) -> None:
-        queries = (stage.progress.query for stage in self.stages.values())
-        for query in (*queries, *(each.started for each in self._sources)):
-            if query is not None:
+        started = (each.started for each in self._sources)
+        for each in (*(stage.progress for stage in self.stages.values()), *started):
+            if each is not None:
                 with suppress(Exception):
-                    query.stop()
+                    each.stop()
 
 
 def _consumed(reports: Mapping[str, StageReport]) -> dict[str, object]:

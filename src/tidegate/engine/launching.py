@@ -19,6 +19,7 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource, begin_after, restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
+from tidegate.spark.resting import QueryRest
 from tidegate.spark.snapshot import keep_first_position, note_streams, restore_checkpoint
 from tidegate.storage.files import Files, clear
 
@@ -53,23 +54,30 @@ class Launch:
         self._available_now = available_now
 
     def __call__(self, generation: Generation) -> None:
-        starts: dict[str, partial[StreamingQuery]] = {}
-        for number, definition in enumerate(self._definitions, start=1):
-            self._begin("laying_out", definition.name, number, len(self._definitions))
-            starts[definition.name] = self._lay_out(generation, definition)
+        with ThreadPoolExecutor(len(self._definitions), "tidegate-lay-out") as threads:
+            laid_out = {each.name: threads.submit(self._lay_out, generation, each) for each in self._definitions}
+            starts: dict[str, partial[StreamingQuery]] = {}
+            for number, definition in enumerate(self._definitions, start=1):
+                self._begin("laying_out", definition.name, number, len(self._definitions))
+                starts[definition.name] = self._starting(generation, definition, *laid_out[definition.name].result())
         self._start(generation, starts)
         reached(Step.QUERIES_STARTED)
         stages, queries_run = sum(len(each.members) for each in self._definitions), len(self._definitions)
         in_queries = "" if stages == queries_run else f" in {queries_run} queries"
         _log.info("generation %d runs %d stages%s", generation.generation, stages, in_queries)
 
-    def _lay_out(self, generation: Generation, definition: StageDefinition) -> partial[StreamingQuery]:
-        """Returns what starts the query."""
+    def _lay_out(self, generation: Generation, definition: StageDefinition) -> tuple[Files, Files]:
+        """Beside the others: no stage's folders are any other's business."""
+        sources = self._built[definition.name].sources
+        window = 1 if definition.name in self._ordered else WINDOW
+        return lay_out(self._root, generation, definition, sources, window=window)
+
+    def _starting(
+        self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files
+    ) -> partial[StreamingQuery]:
+        """What starts the query on its folders."""
         name, built = definition.name, self._built[definition.name]
         stage = generation.stages[name]
-        checkpoint, output = lay_out(
-            self._root, generation, definition, built.sources, window=1 if name in self._ordered else WINDOW
-        )
         stage.progress.may_end = self._available_now and not definition.inputs
         start = queries.starting(
             definition,
@@ -93,7 +101,10 @@ class Launch:
                 self._begin("starting_queries", number=min(done + 1, len(starts)), of=len(starts))
         for name, query in started.items():
             if query.exception() is None:
-                generation.stages[name].progress.query = query.result()
+                stage = generation.stages[name]
+                stage.progress.query = query.result()
+                if stage.definition.inputs:
+                    stage.progress.rest = QueryRest(query.result(), self._session)
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
                 raise failure_of(generation.stages[name].definition, error) from error

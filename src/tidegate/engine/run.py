@@ -55,6 +55,7 @@ from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, ProbingSink, SinkPlace
+from tidegate.sinks.sessions import has_set
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.session import (
     RunSession,
@@ -74,9 +75,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("tidegate")
 
-# Between two rounds. A shorter one would hand on small batches one by one, which costs throughput and gains no latency:
-# the next batch is a hundred milliseconds away.
 _PAUSE_S: Final = 0.015
+# Within a pause: what a query has committed is handed on at once, its readers may be at rest.
+_LOOK_EVERY_S: Final = 0.003
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _LONGEST_PAUSE_MS: Final = 60_000
 _PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
@@ -341,7 +342,7 @@ class _Run:
     def _open(self) -> Generation:
         session = self.start_spark()
         sinks = self._sinks(session)
-        set_by_users = session.conf.getAll if self._spark.is_given else self._options.conf
+        is_set = partial(has_set, session) if self._spark.is_given else self._options.conf.__contains__
         number = self._check_not_superseded().next_generation
         examined, self._examined = self._examined, {}
         with SparkFitting(
@@ -349,7 +350,7 @@ class _Run:
             self._root,
             session,
             sinks,
-            set_by_users,
+            is_set,
             self.begin,
             may_chain=self._options.chain,
         ) as fitting:
@@ -445,12 +446,18 @@ class _Run:
             self._pause(generation)
 
     def _pause(self, generation: Generation) -> None:
-        """Until the next round; what flows have waited for goes on at once."""
+        """Until the next round, or until Spark has committed something; what flows have waited for goes on at once."""
         deadline = time.monotonic() + _PAUSE_S
+        look_s = _LOOK_EVERY_S
         while (left_s := deadline - time.monotonic()) > 0:
-            if generation.carrier.woken.wait(left_s):
+            if generation.carrier.woken.wait(min(left_s, look_s)):
                 generation.carrier.woken.clear()
                 generation.go_on()
+                continue
+            began = time.monotonic()
+            if generation.has_news:
+                return
+            look_s = max(_LOOK_EVERY_S, 10 * (time.monotonic() - began))  # of many stages it takes a while
 
     def _show(self, generation: Generation) -> None:
         self._tell(self._remote.update(generation, is_stopping=self._stop.wanted))

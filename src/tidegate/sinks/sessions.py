@@ -23,9 +23,14 @@ def derived_session(session: SparkSession) -> SparkSession:
     200 too. What was never set is not among a session's settings, though it has a value.
     """
     derived = SparkSession(session.sparkContext, session._jsparkSession.cloneSession())
-    if PARTITIONS not in derived.conf.getAll:
+    if not has_set(derived, PARTITIONS):
         derived.conf.set(PARTITIONS, str(session.sparkContext.defaultParallelism))
     return derived
+
+
+def has_set(session: SparkSession, key: str) -> bool:
+    """Whether a setting is not Spark's own default. To ask for all that are set takes a call each."""
+    return bool(session._jsparkSession.conf().contains(key))
 
 
 def table_session(session: SparkSession) -> SparkSession:

@@ -74,11 +74,16 @@ class Gate:
         """How many segments the reader has yet to commit."""
         return len(self._waiting) + len(self._unconsumed)
 
-    def flush(self) -> None:
-        """Write what was released since, as far as the window allows, in one entry."""
+    @property
+    def is_empty(self) -> bool:
+        """Whether the reader has committed all that it may see."""
+        return not self._unconsumed
+
+    def flush(self) -> bool:
+        """Write what was released since, as far as the window allows, in one entry. Tells whether there was any."""
         room = self._window - len(self._unconsumed)
         if not self._waiting or room <= 0:
-            return
+            return False
         fresh = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
         self._unconsumed.extend(fresh)
         number = self._next
@@ -89,6 +94,7 @@ class Gate:
             trim_log(self.files, METADATA, number - COMPACT_EVERY)
         else:
             self._write(str(number), self._lines(fresh))
+        return True
 
     def _write(self, entry: str, lines: list[str]) -> None:
         write_log(self.files, f"{METADATA}/{entry}", lines)

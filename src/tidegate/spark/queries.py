@@ -21,6 +21,7 @@ from tidegate.spark.chaining import only_passes_on, sealed_off
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
+from tidegate.spark.jvm import java_class
 from tidegate.spark.output import batch_folder
 from tidegate.spark.session import StageSessions
 from tidegate.spark.sources import (
@@ -194,9 +195,8 @@ def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
     """An option of a stream, if it is of a file source."""
     if leaf.nodeName() != STREAM_V1:
         return None
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
-    found = jvm.org.apache.spark.sql.catalyst.util.CaseInsensitiveMap(leaf.dataSource().options()).get(name)
+    options = java_class(frame.sparkSession, "org.apache.spark.sql.catalyst.util.CaseInsensitiveMap")
+    found = options(leaf.dataSource().options()).get(name)
     return str(found.get()) if found.isDefined() else None
 
 
@@ -239,9 +239,8 @@ def _check_columns(what: str, frame: DataFrame) -> None:
     for field in schema.fields:
         if isinstance(field.dataType, NullType):
             raise InvalidPipeline(f"{what}: column {field.name!r} has no type (it is always null); cast it")
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
-    parquet = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat()
+    format_of = java_class(frame.sparkSession, "org.apache.spark.sql.execution.datasources.parquet.ParquetFileFormat")
+    parquet = format_of()
     types = frame._jdf.schema()
     if parquet.supportDataType(types):
         return
@@ -253,11 +252,9 @@ def _check_columns(what: str, frame: DataFrame) -> None:
 
 def _check_output_mode(what: str, definition: StageDefinition, frame: DataFrame) -> None:
     """Ask Spark's own check, which it otherwise makes only when the query starts."""
-    jvm = frame.sparkSession._jvm
-    assert jvm is not None
-    modes = jvm.org.apache.spark.sql.streaming.OutputMode
-    mode = {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[definition.output_mode]()
-    checker = jvm.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    modes = java_class(frame.sparkSession, "org.apache.spark.sql.streaming.OutputMode")
+    mode = getattr(modes, definition.output_mode.capitalize())()
+    checker = java_class(frame.sparkSession, "org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker")
     try:
         checker.checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
     except PySparkException as error:

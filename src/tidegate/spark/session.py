@@ -475,9 +475,8 @@ class StageSessions:
 
     def __init__(self, session: SparkSession) -> None:
         self.of_sources = derived_session(session)
-        self.of_stages = derived_session(session)
-        for derived in (self.of_sources, self.of_stages):
-            for key, value in _STREAMING.items():
-                derived.conf.set(key, value)
+        for key, value in _STREAMING.items():
+            self.of_sources.conf.set(key, value)
+        self.of_stages = derived_session(self.of_sources)
         for key, value in _GATE_READING.items():
             self.of_stages.conf.set(key, value)

@@ -87,9 +87,15 @@ class Inputs:
         self._checkpoints.on_segment(name, segment.sequence, segment.size_bytes)
         self.gates[name].release(segment)
 
-    def flush(self) -> None:
-        for gate in self.gates.values():
-            gate.flush()
+    def flush(self) -> bool:
+        """Tells whether there is something new for the query to see."""
+        flushed = [gate.flush() for gate in self.gates.values()]
+        return any(flushed)
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether the query has committed all that it may see for now."""
+        return all(gate.is_empty for gate in self.gates.values())
 
     def nudge(self, nothing: SegmentFile) -> None:
         """Make the query run a batch, though there is nothing new."""

@@ -9,6 +9,7 @@ from tidegate.errors import StageFailed
 from tidegate.spark.causes import exception_of, failure_of
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import BatchOffsets, is_begun, is_committed, is_overrun, read_offsets
+from tidegate.spark.resting import WAITING, QueryRest
 from tidegate.spark.state import state_mismatch
 from tidegate.storage.files import Files
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
 _BATCHES_IN_VAIN: Final = 3
-_WAITING: Final = "Waiting for data to arrive"
 
 
 class Progress:
@@ -28,9 +28,12 @@ class Progress:
         self._stage = definition.name
         self.checkpoint = checkpoint
         self.batch = -1 if batch is None else batch
+        self._started_behind = self.batch
         self.watermark_ms = watermark_ms
         self.rows = 0
         self.query: StreamingQuery | None = None
+        self.rest: QueryRest | None = None
+        """Of a query that reads nothing but gates: it may rest while they are empty."""
         self.may_end = False
         """Whether the query ends by itself, as that of a source does with `available_now`."""
         self.has_ended = False
@@ -44,6 +47,11 @@ class Progress:
     def _next_batch(self) -> int:
         """The one that Spark is to commit next, by what was taken up."""
         return self.batch + len(self._half_consumed) + 1
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a batch of this generation was taken up."""
+        return self.batch > self._started_behind
 
     @property
     def has_taken_up_all(self) -> bool:
@@ -85,8 +93,19 @@ class Progress:
         """
         if self._in_vain >= _BATCHES_IN_VAIN:
             return True
-        waits = self.query is not None and self.query.status["message"] == _WAITING
+        waits = self.is_resting or (self.query is not None and self.query.status["message"] == WAITING)
         return waits and self.has_taken_up_all
+
+    @property
+    def is_resting(self) -> bool:
+        return self.rest is not None and self.rest.is_resting
+
+    def stop(self) -> None:
+        """Stop the query, whatever it does."""
+        if self.rest is not None:
+            self.rest.close()
+        if self.query is not None:
+            self.query.stop()
 
     def check(self) -> None:
         """Raise if the query has failed, was stopped, or has run away; notice if it has ended."""

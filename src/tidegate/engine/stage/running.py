@@ -52,6 +52,10 @@ T = TypeVar("T")
 
 _TRIM_EVERY: Final = 20
 _KEPT_LOG_ENTRIES: Final = 5
+# So long its gates are empty before a query rests: to let it rest and to wake it costs as much as a look of its own.
+_RESTS_AFTER_MS: Final = 50
+# Before its first batch: those that it waits for are being started too, and there is more to do than to let it rest.
+_RESTS_AT_FIRST_MS: Final = 1_000
 
 
 class StagePlace(msgspec.Struct, frozen=True):
@@ -154,6 +158,7 @@ class RunningStage:
         self._attempt = 1
         self._attempts_to_store: list[int] = []
         self._nudged_at: int | None = None
+        self._rests_at_ms: int | None = None
         self._trimmed_at = self.progress.batch
 
     @property
@@ -204,12 +209,29 @@ class RunningStage:
             self._take_up_batches()
         self.inputs.read()
         self.checkpoints.poll()
+        self._rest_if_idle()
 
     @_fails_its_stage
     def flush(self) -> None:
         """Let the query see what was read, unless it is held back."""
-        if not self.is_held_back:
-            self.inputs.flush()
+        if not self.is_held_back and self.inputs.flush() and self.progress.rest is not None:
+            self._rests_at_ms = None
+            self.progress.rest.end()
+
+    def _rest_if_idle(self) -> None:
+        """A query whose gates have been empty for a while rests, until they are no more."""
+        rest = self.progress.rest
+        if rest is None or rest.is_resting:
+            return
+        if not self.inputs.shows_nothing or self.progress.batch == self._nudged_at:
+            self._rests_at_ms = None
+            return
+        now_ms = self._host.now_ms
+        if self._rests_at_ms is not None and now_ms >= self._rests_at_ms:
+            self._rests_at_ms = None
+            rest.begin()
+        if self._rests_at_ms is None:
+            self._rests_at_ms = now_ms + (_RESTS_AFTER_MS if self.progress.has_run else _RESTS_AT_FIRST_MS)
 
     @_fails_its_stage
     def check_query(self) -> None:
