@@ -9,6 +9,7 @@ import pytest
 from tests.cli.harness import tidegate
 from tidegate.cli.app import app
 from tidegate.cli.simulate import Tally, run_chunk
+from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.aligner import Aligner
 from tidegate.testing import simulate
@@ -63,7 +64,16 @@ def test_a_broken_guarantee_is_told_with_the_command_that_replays_it(monkeypatch
         "tidegate simulate --seed 6",
     ]
     assert "broken on purpose" in tally.failures[0].failure
-    assert run_chunk(5, 1, whole=True).failures[0].replay == "tidegate simulate --whole --seed 5"
+
+
+def test_so_is_one_that_is_broken_where_all_of_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("broken on purpose")  # no error of ours, with which a run would start again
+
+    monkeypatch.setattr(RunningStage, "poll", broken)
+    (failure,) = run_chunk(5, 1, whole=True).failures
+    assert failure.replay == "tidegate simulate --whole --seed 5"
+    assert "broken on purpose" in failure.failure
 
 
 def test_a_failure_with_brackets_is_shown_as_it_is(

@@ -91,7 +91,7 @@ OWN_DEFECTS: Final = (
         "a_stage_reads_on_whoever_is_behind",
         Section.OWN,
         "a stage whose readers are too far behind gets more to read, so its output grows without bound",
-        rewrite(Edit(RunningStage.flush, "if not self.is_held_back:", "if True:")),
+        rewrite(Edit(RunningStage.flush, "if not self.is_held_back and", "if")),
         played_properties.a_stage_that_is_held_back_gets_nothing_more_to_read,
     ),
     Mutant(

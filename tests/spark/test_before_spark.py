@@ -65,12 +65,13 @@ def files(folder: Path) -> list[tuple[str, bytes]]:
 
 def test_a_root_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run, and whoever looks at it, says so: it is no damage, of which a backup would help."""
-    monkeypatch.setattr(leading, "FORMAT", FORMAT - 1)
+    monkeypatch.setattr(leading, "FORMAT", FORMAT + 1)
     root = make_root(tmp_path, checkpoints=2)
     before = files(root)
     said = (
-        rf"ckpt-000002.json is of another version of Tidegate: it has format {FORMAT - 1}, this version reads format "
-        rf"{FORMAT}\. What to do: go on with the version that wrote it, or start the pipeline on a new root"
+        rf"ckpt-000002.json is of another version of Tidegate: it has format {FORMAT + 1}, this version reads formats "
+        rf"{FORMAT - 1} and {FORMAT}\. What to do: go on with the version that wrote it, or start the pipeline on a "
+        rf"new root"
     )
     with pytest.raises(ForeignRoot, match=said):
         run_pipeline(flat(tg.DeltaTable(tmp_path / "lake" / "table")), root, NO_SESSION)

@@ -45,7 +45,7 @@ def failing(tmp_path: Path, *, poisoned: bool = False, seen: list[SparkSession] 
     def rows(spark: SparkSession) -> DataFrame:
         return stream(spark, tmp_path / "in", files_per_batch=1)
 
-    @pipeline.stage
+    @pipeline.stage(chain=False)
     def checked(spark: SparkSession, rows: DataFrame) -> DataFrame:
         if seen is not None:
             seen.append(spark)
@@ -128,11 +128,11 @@ def test_files_that_cannot_be_used_are_failures_like_others(
     pipeline, root, table = failing(tmp_path), tmp_path / "root", tmp_path / "lake" / "table"
     flush = Gate.flush
 
-    def flush_on_a_full_disk(gate: Gate) -> None:
+    def flush_on_a_full_disk(gate: Gate) -> bool:
         if gate.lag:
             monkeypatch.setattr(Gate, "flush", flush)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), gate.files.location())
-        flush(gate)
+        return flush(gate)
 
     def remove_from_a_broken_disk(files: Files, name: str) -> None:
         monkeypatch.setattr(running, "remove_output", remove_output)

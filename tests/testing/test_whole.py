@@ -12,7 +12,7 @@ from tidegate.testing.simulator.whole import simulate_whole
 
 
 def test_some_whole_seeds_break_no_guarantee_and_cover_what_can_go_wrong() -> None:
-    outcomes = [simulate_whole(seed) for seed in range(40)]
+    outcomes = [simulate_whole(seed) for seed in range(50)]
     failed = [outcome for outcome in outcomes if outcome.failure]
     assert not failed, "\n".join(f"{outcome.failure}\n  {outcome.replay}" for outcome in failed[:5])
     assert sum(len(outcome.completions) for outcome in outcomes) > 200

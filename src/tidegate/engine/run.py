@@ -238,6 +238,7 @@ class _Run:
 
     def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
         """Tell everybody what is done next to start."""
+        self._stop.check_not_interrupted()
         begun = StartingStep(step=step, since=now(), stage=stage, number=number, of=of)
         self._remote.begin(begun)
         if self._on_step is not None:

@@ -29,6 +29,7 @@ class Stop:
         self._asked = threading.Event()
         self._given = given
         self.is_starting = True
+        self._is_interrupted = False
 
     @property
     def wanted(self) -> bool:
@@ -47,9 +48,15 @@ class Stop:
             self._signalled.wait(min(left, _LOOK_EVERY_S))
         return self.wanted
 
+    def check_not_interrupted(self) -> None:
+        """Raise once more what may have been swallowed: some of what is imported while a run starts catches all."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt("stopped while it was starting")
+
     def __call__(self, number: int, _frame: object) -> None:
         if self.is_starting:
-            raise KeyboardInterrupt("stopped while it was starting")
+            self._is_interrupted = True
+            self.check_not_interrupted()
         if self._signalled.is_set():
             raise KeyboardInterrupt("stopped at once by a second signal")
         _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)

@@ -204,9 +204,10 @@ class Leader:
         if self._has_stepped_down:
             return
         self._give_up_beginning()
-        self._execute(self.coordinator.on_time(self._host.now_ms))
+        now_ms = self._host.now_ms  # once: both have the same deadline, and the coordinator knows better who is late
+        self._execute(self.coordinator.on_time(now_ms))
         for checkpoint_id, quorum in tuple(self._quorums.items()):
-            self._judge(checkpoint_id, quorum)
+            self._judge(checkpoint_id, quorum, now_ms)
         self._decide_if_ready()
         self._commit_due()
         for member in self._members:
@@ -241,7 +242,7 @@ class Leader:
             return
         for report in ack.reports:
             self.coordinator.on_report(report)
-        self._judge(ack.checkpoint_id, quorum)
+        self._judge(ack.checkpoint_id, quorum, self._host.now_ms)
         self._decide_if_ready()
 
     def on_decline(self, decline: StageDecline) -> None:
@@ -256,7 +257,7 @@ class Leader:
         """An instance died, or came back without its memory: what it had under way is void."""
         for checkpoint_id, quorum in tuple(self._quorums.items()):
             quorum.on_lost(instance)
-            self._judge(checkpoint_id, quorum)
+            self._judge(checkpoint_id, quorum, self._host.now_ms)
 
     # -- beginning and aborting -------------------------------------------------------------------
 
@@ -311,8 +312,8 @@ class Leader:
     def _active(self, checkpoint_id: int) -> Checkpoint | None:
         return next((each for each in self.coordinator.active if each.checkpoint_id == checkpoint_id), None)
 
-    def _judge(self, checkpoint_id: int, quorum: Quorum) -> None:
-        outcome = quorum.on_time(self._host.now_ms)
+    def _judge(self, checkpoint_id: int, quorum: Quorum, now_ms: int) -> None:
+        outcome = quorum.on_time(now_ms)
         if isinstance(outcome, Failed | TimedOut):
             self._abort(checkpoint_id, AbortReason.QUORUM_FAILED, str(outcome))
 

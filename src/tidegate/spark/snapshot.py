@@ -299,14 +299,13 @@ class Snapshotter:
             self._root.keep(stored, checkpoint, name)
         added = {name: self._described(name, stored) for name, stored in fresh.items()}
         dropped = {name: held[name] for name in gone if name in held}
+        written = partial(self._lists.change, checkpoint_id, dropped, added)
         if full:
             files = {name: file for name, file in held.items() if name not in dropped} | added
             dropped, added = dict(held), self._stored_anew(files.values(), checkpoint, checkpoint_id)
+            written = partial(self._lists.replace, checkpoint_id, added)
         try:
-            if full:
-                lists, unnamed = self._lists.replace(checkpoint_id, added)
-            else:
-                lists, unnamed = self._lists.change(checkpoint_id, dropped, added)
+            lists, unnamed = written()
         except StoreUnavailable:  # perhaps after it was written
             self._begun[RootPaths.file_list(self._generation, self._stage, checkpoint_id)] = None
             raise
