@@ -20,6 +20,11 @@ from tests.test_documents import example
 MARK = "TIDEGATE_TEST_MARK"
 
 
+def _heeds_ctrl_c() -> None:
+    """Tests that run in the background of a shell ignore it, and so would what they start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Started:
     """`tidegate run` in a process that is known by its environment, and so are its children."""
 
@@ -31,7 +36,13 @@ class Started:
         environment = {**os.environ, MARK: self._mark.partition("=")[2], "PYTHONFAULTHANDLER": "1"}
         command = [sys.executable, "-m", "tidegate", "run", "orders.py", "--root", str(self.root)]
         self.process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            preexec_fn=_heeds_ctrl_c,
         )
 
     @property
