@@ -42,7 +42,7 @@ class Started:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            preexec_fn=_heeds_ctrl_c,
+            preexec_fn=_heeds_ctrl_c,  # noqa: PLW1509 - it only sets a signal
         )
 
     @property
