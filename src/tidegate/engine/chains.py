@@ -12,6 +12,7 @@ holds the stage. Where something is between two stages, they stay apart.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 
@@ -28,10 +29,7 @@ Chains = Mapping[str, tuple[str, ...]]
 def may_join(definitions: Sequence[StageDefinition]) -> frozenset[str]:
     """Those that may run in the query of their input, by how they are written: what they do is still to be seen."""
     by_name = {each.name: each for each in definitions}
-    readers: dict[str, int] = {}
-    for each in definitions:
-        for name in each.inputs:
-            readers[name] = readers.get(name, 0) + 1
+    readers = Counter(name for each in definitions for name in each.inputs)
 
     def may(stage: StageDefinition) -> bool:
         if len(stage.inputs) != 1:

@@ -138,7 +138,7 @@ class SparkFitting:
             if query.chained and has_state(self.built[query.head].frame):
                 heads = {each: self.built[each].frame for each in (query.head, query.name)}
                 with states_of(heads) as state:
-                    # None of both is equal to nothing: what is kept cannot be told.
+                    # None: what is kept cannot be told, so not whether it is the same either.
                     if state(query.head) is None or state(query.head) != state(query.name):
                         refused.add(query.members[1].name)
         return refused

@@ -18,9 +18,9 @@ _PASSING: Final = frozenset(
 def only_passes_on(frame: DataFrame, read: DataFrame) -> bool:
     """Whether a DataFrame is made of the rows of another one alone, each read once, without state or a watermark of its
     own."""
-    plan, goal = _analyzed(frame), _analyzed(read)
+    plan, goal = (each._jdf.queryExecution().analyzed() for each in (frame, read))
     while not plan.equals(goal):
-        streams = [child for child in _children(plan) if child.isStreaming()]
+        streams = [child for child in children_of(plan) if child.isStreaming()]
         if plan.nodeName() not in _PASSING or len(streams) != 1:
             return False
         plan = streams[0]
@@ -38,10 +38,7 @@ def sealed_off(frame: DataFrame, stage: str) -> DataFrame:
     return frame.observe(f"tidegate_{stage}", F.expr(f"count({names})").alias("whole_rows"))
 
 
-def _analyzed(frame: DataFrame) -> Any:
-    return frame._jdf.queryExecution().analyzed()
-
-
-def _children(plan: Any) -> list[Any]:
+def children_of(plan: Any) -> list[Any]:
+    """Of a node of a plan, in the JVM."""
     children = plan.children()
     return [children.apply(index) for index in range(children.size())]

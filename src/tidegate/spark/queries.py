@@ -17,7 +17,7 @@ from tidegate.errors import InvalidPipeline, TidegateError, first_line
 from tidegate.sinks.contract import BoundSink, FileSink
 from tidegate.sinks.staging import refuse_null_folder
 from tidegate.spark.causes import objection_of, without_pysparks_log
-from tidegate.spark.chaining import only_passes_on, sealed_off
+from tidegate.spark.chaining import children_of, only_passes_on, sealed_off
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
@@ -175,7 +175,7 @@ def _aggregates(plan: Any) -> bool:
     """Whether every stream below comes through an aggregation."""
     if plan.nodeName() == "Aggregate" or not plan.isStreaming():
         return True
-    children = _children(plan)
+    children = children_of(plan)
     return bool(children) and all(map(_aggregates, children))
 
 
@@ -183,12 +183,7 @@ def _has_watermark(plan: Any) -> bool:
     """Whether a stream below has event time."""
     if not plan.isStreaming():
         return False
-    return plan.nodeName() == "EventTimeWatermark" or any(map(_has_watermark, _children(plan)))
-
-
-def _children(plan: Any) -> list[Any]:
-    children = plan.children()
-    return [children.apply(index) for index in range(children.size())]
+    return plan.nodeName() == "EventTimeWatermark" or any(map(_has_watermark, children_of(plan)))
 
 
 def _option(frame: DataFrame, leaf: Any, name: str) -> str | None:
