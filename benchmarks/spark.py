@@ -39,7 +39,8 @@ The chain: Parquet files → orders → priced → banded → paid (rows) and to
   tidegate: as five queries too (--no-chain). chained: as it is by default: orders, priced and banded are one query.
   default: nothing is set, so 200 shuffle partitions, state in memory with files on HDFS terms (version 1), checked
   log writes; slow, so measured once, in the first round, with 30 % of the input.
-  tuned: the session that Tidegate gives its stages, but with Spark's own compaction of logs.
+  tuned: the session that Tidegate gives its stages, but with Spark's own compaction of logs. It also has Hadoop's
+  settings as `tidegate run` has them, without those of YARN.
   The JVM is warmed up with 24 files through both; before a run is timed, a file has passed through all its queries.
 large batches: a source's batch takes 4 files of 100,000 rows. small batches: 1 file of 100 rows. Timed from the moment
   that all input is there until every query has committed all of it; no query start, no last checkpoint.

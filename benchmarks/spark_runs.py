@@ -32,7 +32,7 @@ from tidegate.protocol.coordinator import Checkpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.spark.definition import SPARK_PARAMETER
 from tidegate.spark.queries import stored_schema
-from tidegate.spark.session import StageSessions
+from tidegate.spark.session import StageSessions, forget_yarn
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
@@ -394,7 +394,17 @@ class TidegateRun(Run):
             raise WrongWork(f"the pipeline ended: {self._error}") from self._error
 
 
+def _set_hadoop(variant: Variant) -> None:
+    """Hadoop's settings are the process's: as they come for default settings, as `tidegate run` has them for others."""
+    if variant is Variant.DEFAULT:
+        context: Any = base_session().sparkContext
+        context._jsc.hadoopConfiguration().reloadConfiguration()
+    else:
+        forget_yarn(base_session())
+
+
 def open_run(variant: Variant, pipeline: Pipeline, folder: Path, checkpoint_interval: str = "5s") -> Run:
+    _set_hadoop(variant)
     if variant in (Variant.DEFAULT, Variant.TUNED):
         return PlainRun(pipeline, folder, variant)
     return TidegateRun(

@@ -33,6 +33,7 @@ from pyspark.sql.udtf import UserDefinedTableFunction
 from tidegate.errors import InvalidConfig, SparkLost, first_line
 from tidegate.sinks.sessions import FOR_TABLES, PARTITIONS, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
+from tidegate.spark.jvm import java_class
 from tidegate.spark.spark_log import keep_short
 
 # How long a JVM that was killed takes to be seen as gone.
@@ -191,7 +192,36 @@ def local_session(
         raise SparkLost(f"Spark's process died while it was starting; its own messages are in {log}") from error
     accumulators: Any = session.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
+    forget_yarn(session)
     return session
+
+
+# What reads Hadoop's settings anew when it is loaded: first, so that what is left out stays so.
+_RELOADING: Final = (
+    "org.apache.hadoop.mapred.JobConf",
+    "org.apache.hadoop.yarn.conf.YarnConfiguration",
+    "org.apache.hadoop.hdfs.HdfsConfiguration",
+)
+
+
+def forget_yarn(session: SparkSession) -> None:
+    """Leave the settings of YARN out of Hadoop's, of a session that is ours and runs without it.
+
+    They are half of them all, and all are copied, compressed and read again many times for each batch: of small ones
+    that is a quarter of the work.
+    """
+    if not session.sparkContext.master.startswith("local"):
+        return
+    classes = java_class(session, "java.lang.Class")
+    for name in _RELOADING:
+        with suppress(_py4j_errors.Py4JJavaError):  # not every Spark has it
+            classes.forName(name)
+    context: Any = session.sparkContext
+    settings = context._jsc.hadoopConfiguration()
+    set_by_user = {key for key, _ in context.getConf().getAll()}
+    for name in settings.getValByRegex(r"^yarn\.").keySet().toString()[1:-1].split(", "):
+        if name and f"spark.hadoop.{name}" not in set_by_user:
+            settings.unset(name)
 
 
 def _umask() -> int:
