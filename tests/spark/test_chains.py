@@ -5,20 +5,23 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
-from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
+from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
 from tidegate.engine import fitting
 from tidegate.engine.root import Root
-from tidegate.engine.tables import bound
-from tidegate.errors import StageFailed
+from tidegate.engine.status import RunStatus
+from tidegate.engine.tables import bound, check_shows_nothing
+from tidegate.errors import RecoveryRefused, StageFailed
 from tidegate.sinks.contract import SinkPlace
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
@@ -272,6 +275,106 @@ def test_stages_with_something_between_them_stay_apart_until_nothing_is(
     assert newest(tmp_path / "root").chains == CHAINED
     expected = {row: count for row, count in oracle(pipeline, spark)["totals"].items() if row[0].hour < 4}
     assert table_rows(tmp_path / "lake" / "totals", ["at", "key", "count"]) == Counter(expected)
+
+
+# -- what is added later ----------------------------------------------------------------------------
+
+
+def growing(tmp_path: Path, *, readers: int) -> tg.Pipeline:
+    """A line that is one query, until something else reads from the middle of it."""
+    pipeline = tg.Pipeline("growing")
+
+    @pipeline.source
+    def rows(spark: SparkSession) -> DataFrame:
+        return stream(spark, tmp_path / "in")
+
+    @pipeline.stage
+    def doubled(rows: DataFrame) -> DataFrame:
+        return rows.withColumn("value", F.col("value") * 2)
+
+    @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "all"))
+    def all_rows(doubled: DataFrame) -> DataFrame:
+        return doubled.select("id", "value")
+
+    if readers > 1:
+
+        @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "odd"))
+        def odd_rows(doubled: DataFrame) -> DataFrame:
+            return doubled.where("id % 2 = 1").select("id")
+
+    if readers > 2:
+
+        @pipeline.stage
+        def counted(doubled: DataFrame) -> DataFrame:
+            return doubled.withWatermark("ts", "1 second").groupBy(F.window("ts", "10 seconds"), "ts").count()
+
+        @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "counts"))
+        def counts(counted: DataFrame) -> DataFrame:
+            return counted.select(F.col("window.start").alias("at"), "count")
+
+    return pipeline
+
+
+def never(_status: RunStatus) -> bool:
+    return False
+
+
+def as_soon_as_it_runs(status: RunStatus) -> bool:
+    return bool(status.stages)
+
+
+def behind_its_first_checkpoint(status: RunStatus) -> bool:
+    return any(each.state == "complete" and each.generation == status.generation for each in status.checkpoints)
+
+
+@pytest.mark.parametrize("is_time", [never, as_soon_as_it_runs, behind_its_first_checkpoint])
+def test_a_second_reader_that_is_added_parts_a_chain_and_gets_what_comes_from_then_on(
+    is_time: Callable[[RunStatus], bool], tmp_path: Path, spark: SparkSession
+) -> None:
+    root = tmp_path / "root"
+    write_input(tmp_path / "in", 4, 10)
+    run_to_end(growing(tmp_path, readers=1), root, spark)
+    assert newest(root).chains == {"all_rows": ("rows", "doubled")}
+    write_input(tmp_path / "in", 4, 10, first_file=4)
+    grown = growing(tmp_path, readers=3)
+    told: list[str] = []
+
+    def crash(status: RunStatus) -> None:
+        told.extend(status.changes)
+        if is_time(status):
+            raise Crash
+
+    with suppress(Crash):
+        run_to_end(grown, root, spark, view=crash)
+    assert any("sink 'odd_rows' is new since" in each for each in told)
+    run_to_end(grown, root, spark)
+    assert newest(root).chains == {"doubled": ("rows",), "counts": ("counted",)}
+    write_input(tmp_path / "in", 2, 10, first_file=8)
+    run_to_end(grown, root, spark)
+    assert table_rows(tmp_path / "lake" / "all", ["id", "value"]) == Counter((n, 2 * n) for n in range(100))
+    assert table_rows(tmp_path / "lake" / "odd", ["id"]) == Counter((n,) for n in range(41, 100, 2))
+    counted = table_rows(tmp_path / "lake" / "counts", ["at", "count"])
+    assert sum(count * times for (_, count), times in counted.items()) in range(50, 60), "windows that are closed"
+
+
+def test_a_sink_that_comes_back_is_not_taken_for_the_one_that_its_table_has_a_record_of(
+    tmp_path: Path, spark: SparkSession
+) -> None:
+    write_input(tmp_path / "in", 2, 10)
+    first = tmp_path / "first"
+    run_to_end(growing(tmp_path, readers=2), first, spark)
+    assert table_rows(tmp_path / "lake" / "odd", ["id"]) == Counter((n,) for n in range(1, 20, 2))
+    base = newest(first)
+    without = msgspec.structs.replace(
+        base, stages={name: base.stages[name] for name in base.stages if name != "odd_rows"}
+    )
+    files = Folder(first)
+    sink = bound(
+        tg.DeltaTable(tmp_path / "lake" / "odd"),
+        SinkPlace("growing", "odd_rows", files.at("sinks/odd_rows"), spark, Root(first, "growing").id),
+    )
+    with pytest.raises(RecoveryRefused, match=r"sink 'odd_rows' is new since .* shows it up to batch .* another name"):
+        check_shows_nothing(sink, without)
 
 
 # -- whose fault it is -----------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
+from tidegate.engine.changes import check_shape, new_stages, told_of_new, with_new_stages
 from tidegate.engine.order import in_order
-from tidegate.engine.root import Root, check_shape, check_sources
+from tidegate.engine.root import Root, check_sources
 from tidegate.engine.status import StepName
-from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows, with_staged_in
+from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows, with_staged_in
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import BoundSink, RowSink
 from tidegate.sinks.sessions import PARTITIONS
@@ -152,17 +153,21 @@ class SparkFitting:
         if log.next_generation != self._number:
             self.build(log.next_generation)
             return False
-        if base is not None and (apart := self._cannot_join(base)):
-            self._apart |= apart
-            self.build(self._number)
-            return False
         shape = self._shape()
+        told: list[str] = []
+        new: list[str] = []
         if base is not None:
             check_shape(base, shape)
+            told, new = told_of_new(base, shape), new_stages(base, shape)
+            base = with_new_stages(base, shape)
+            if apart := cannot_join(base, chains_of(self.queries)):
+                self._apart |= apart
+                self.build(self._number)
+                return False
         shape = check_sources(self._root.store, self._number, base, shape)
         shape = {name: msgspec.structs.replace(each, state=self._state_of(name)) for name, each in shape.items()}
-        self.changes = () if base is None else self._check_state(base, shape)
-        tables = self._check_tables(base, log)
+        self.changes = () if base is None else (*told, *self._check_state(base, shape))
+        tables = self._check_tables(base, log, new)
         for name, sink in self._sinks.items():  # none is created before all are checked
             if name not in tables:
                 sink.prepare_table(self.built[name].schema)
@@ -173,12 +178,6 @@ class SparkFitting:
         }
         self.base = None if base is None else with_staged_in(tables, base)
         return True
-
-    def _cannot_join(self, base: Manifest) -> frozenset[str]:
-        """Nothing is said of a pipeline that does not fit at all."""
-        chains = chains_of(self.queries)
-        is_known = all(each in base.stages for name, before in chains.items() for each in (*before, name))
-        return cannot_join(base, chains) if is_known else frozenset()
 
     def _state_of(self, name: str) -> StageState | None:
         return StageState(self._session.version) if name in self._joined else self._state(name)
@@ -207,9 +206,10 @@ class SparkFitting:
 
         return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))
 
-    def _check_tables(self, base: Manifest | None, log: DecisionLog) -> dict[str, TableAddress]:
+    def _check_tables(self, base: Manifest | None, log: DecisionLog, new: Collection[str]) -> dict[str, TableAddress]:
         """Whether the tables can take what the stages write, and hold what the checkpoint goes on from. Those are
-        returned that need not be created: where no row was ever sealed for a table, any other will do."""
+        returned that need not be created: where no row was ever sealed for a table, any other will do. `new`: stages
+        that the checkpoint does not know."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
         for number, (name, sink) in enumerate(self._sinks.items(), start=1):
@@ -219,6 +219,8 @@ class SparkFitting:
                 continue
             if is_there:
                 tables[name] = address_of(sink)
+                if name in new:
+                    check_shows_nothing(sink, base)
             if goes_on_from_rows(base, name):
                 check_goes_on(sink, tables.get(name), base, log, self._root.store)
         return tables

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
+
 from tidegate.engine.carrier import Clock, Handlers, Now, carry_out
 from tidegate.engine.leading import deciding
 from tidegate.engine.root import Root, check_staged
@@ -52,6 +54,7 @@ class RootOpening:
         self._sinks = sinks
         self._manifests: dict[int, Manifest] = {} if examined is None else examined
         self._clock = Clock() if clock is None else clock
+        self._fenced_at = 0
         host = Now(self._clock, lambda why: _log.warning("%s; it is tried again", why))
         self._flow = Opening(host, claimant or uuid.uuid4().hex, _AT_ONCE)
 
@@ -110,6 +113,13 @@ class RootOpening:
                     f"could not read {sink.describe()}: {error}. What to do: make it readable and start again; nothing "
                     f"was changed"
                 ) from error
+        return {name: self._as_fenced(name, each) for name, each in facts.items()}
+
+    def _as_fenced(self, sink: str, facts: SinkFacts) -> SinkFacts:
+        """One that is new has no table yet that could keep a fence, and no old run that could commit to it."""
+        is_new = not any(sink in each.stages for each in self._manifests.values())
+        if is_new and not facts.committed_epoch and facts.fence < self._fenced_at:
+            return msgspec.structs.replace(facts, fence=self._fenced_at)
         return facts
 
     def _examine(self, record: CheckpointCompleted) -> str | None:
@@ -127,6 +137,7 @@ class RootOpening:
     def _fence(self, generation: int) -> None:
         for sink in self._sinks.values():
             sink.fence(generation)
+        self._fenced_at = generation
         # A table that is gone has nothing to keep a fence in, and another time it would not have either.
         for name, facts in self._read_sinks().items():
             if facts.fence < generation:

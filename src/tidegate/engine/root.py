@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
 from tidegate.errors import (
     DamagedCheckpoint,
     ForeignRoot,
-    PipelineChanged,
     StoreUnavailable,
 )
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
-from tidegate.spark.definition import StageDefinition
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
@@ -102,37 +99,6 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
                 raise DamagedCheckpoint(
                     f"{file.path}, staged for sink {name!r}, is not where that stages: {places[-1].location()}"
                 )
-
-
-_WRITTEN: Final = ("kind", "inputs", "output_mode")
-"""What of a stage is known as soon as its file is loaded."""
-
-
-def check_shape(
-    manifest: Manifest, shape: Mapping[str, StageShape], compared: tuple[str, ...] = (*_WRITTEN, "schema")
-) -> None:
-    """A pipeline may be restored only from a checkpoint of the same shape."""
-    name = checkpoint_name(manifest.checkpoint_id)
-    hint = "start the changed pipeline on a new root with new tables, or change it back"
-    gone = manifest.shape.keys() - shape.keys()
-    new = shape.keys() - manifest.shape.keys()
-    if gone or new:
-        what = f"stage {min(gone)!r} is gone" if gone else f"stage {min(new)!r} is new"
-        raise PipelineChanged(f"the pipeline no longer fits {name}: {what}; {hint}")
-    for stage, now in shape.items():
-        then = manifest.shape[stage]
-        for field in compared:
-            if getattr(then, field) != getattr(now, field):
-                raise PipelineChanged(
-                    f"the pipeline no longer fits {name}: stage {stage!r} had {field} {getattr(then, field)}, now "
-                    f"{getattr(now, field)}; {hint}"
-                )
-
-
-def check_written(manifest: Manifest, definitions: Iterable[StageDefinition]) -> None:
-    """The same of a pipeline as it is written, before its functions are called."""
-    shape = {each.name: StageShape(each.kind, each.inputs, each.output_mode, "") for each in definitions}
-    check_shape(manifest, shape, _WRITTEN)
 
 
 def check_sources(

@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from tidegate.engine.changes import check_written
 from tidegate.engine.control import Remote
 from tidegate.engine.ending import Ending
 from tidegate.engine.fitting import SparkFitting
@@ -31,7 +32,7 @@ from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.rereading import Rereading
-from tidegate.engine.root import Root, check_written
+from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
 from tidegate.engine.stopping import Stop, stopping_by

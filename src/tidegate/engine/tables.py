@@ -95,6 +95,18 @@ def check_goes_on(sink: BoundSink, now: TableAddress | None, base: Manifest, log
         )
 
 
+def check_shows_nothing(sink: BoundSink, base: Manifest) -> None:
+    """Refuse a table that has a record of a sink which the checkpoint does not know. Batches of a sink are counted from
+    the first one on: those that the record has would be taken for shown."""
+    facts = sink.facts()
+    if facts.next_batch:  # an epoch without any batch may be of a run that was killed before its first checkpoint
+        raise RecoveryRefused(
+            f"sink {sink.place.stage!r} is new since {checkpoint_name(base.checkpoint_id)}, but {sink.describe()} "
+            f"shows it {shown(facts.next_batch)}: an earlier sink of this name wrote there. What to do: give the sink "
+            f"another name or another table; nothing was changed"
+        )
+
+
 def _is_same(then: TableAddress, now: TableAddress) -> bool:
     """Whether a sink's table is the one that it wrote to. By what it is known by, where that was known then: it may
     have been moved, and another one may be where it was."""
@@ -192,8 +204,9 @@ def what_would_fit(sink: str, epoch: int, next_batch: int, log: DecisionLog, sto
 
 
 def _sealed(manifest: Manifest, sink: str) -> Committable | None:
-    sealed = manifest.stages[sink].committable
-    return None if sealed is None else decode_committable(sealed)
+    """What a checkpoint has sealed for a sink; None if it does not know it."""
+    stage = manifest.stages.get(sink)
+    return None if stage is None or stage.committable is None else decode_committable(stage.committable)
 
 
 def _last_with_rows(sealed: Committable | None) -> int:

@@ -210,13 +210,13 @@ def forget_yarn(session: SparkSession) -> None:
     They are half of them all, and all are copied, compressed and read again many times for each batch: of small ones
     that is a quarter of the work.
     """
-    if not session.sparkContext.master.startswith("local"):
+    context: Any = session.sparkContext
+    if not context.master.startswith("local"):
         return
     classes = java_class(session, "java.lang.Class")
     for name in _RELOADING:
         with suppress(_py4j_errors.Py4JJavaError):  # not every Spark has it
             classes.forName(name)
-    context: Any = session.sparkContext
     settings = context._jsc.hadoopConfiguration()
     set_by_user = {key for key, _ in context.getConf().getAll()}
     for name in settings.getValByRegex(r"^yarn\.").keySet().toString()[1:-1].split(", "):

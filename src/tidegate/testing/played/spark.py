@@ -182,6 +182,8 @@ class PlayedQuery:
         self._watermark_ms = 0
         self._ran: _Batch | None = None
         """The last batch that this process has run."""
+        self.read_through: int | None = None
+        """Of a path, up to which row the last batch has read; None: it has read none."""
         self._next = 0
         self._purged_below = 0
         self._logged = -1
@@ -423,6 +425,7 @@ class PlayedQuery:
             yield from self._prepare_state()
             self._load_state(batch.number)
         rows = self._own(self._rows_of(batch))
+        self.read_through = max((after for _, _, after in rows.ranges), default=None)
         handed_on, changed = self._counted(rows, batch)
         written: list[SinkLogEntry] = []
         self._ids = []

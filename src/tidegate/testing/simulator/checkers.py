@@ -6,7 +6,7 @@ A checker raises `SimulationFailure` with its own name, so that a test can tell 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -22,6 +22,8 @@ from tidegate.testing.simulator.dag import Dag, Ranges, StageSpec
 from tidegate.testing.simulator.world import World
 
 Manifest = dict[str, StageReport]
+UNKNOWN: Final = -1
+"""Behind which row a table that came later begins, where that cannot be told."""
 
 
 class SimulationFailure(Exception):
@@ -55,10 +57,19 @@ class ExactlyOnce:
         self._dag = dag
         self.visible = {name: dict.fromkeys(dag.stages[name].paths.values(), 0) for name in dag.sinks}
 
+    def begins_behind(self, sink: str, read: Mapping[str, int] | None, held_back: Collection[int]) -> None:
+        """A table that has come to the pipeline, and shows nothing yet, is to begin behind so many rows of each source.
+
+        None: what is on its way to it is not known, nor is it of paths on which rows are held back.
+        """
+        for path in self.visible[sink]:
+            source = self._dag.source_of[path]
+            self.visible[sink][path] = UNKNOWN if read is None or path in held_back else read[source]
+
     def on_rows_visible(self, sink: str, rows: Ranges) -> None:
         visible = self.visible[sink]
         for path, first, after in rows:
-            if first != visible[path]:
+            if visible[path] not in (first, UNKNOWN):
                 what = "skipped" if first > visible[path] else "doubled"
                 raise SimulationFailure(
                     "ExactlyOnce",
@@ -68,7 +79,7 @@ class ExactlyOnce:
 
     def shows_all(self, totals: Mapping[str, int]) -> bool:
         return all(
-            count == totals[self._dag.source_of[path]]
+            count in (totals[self._dag.source_of[path]], UNKNOWN)
             for counts in self.visible.values()
             for path, count in counts.items()
         )
@@ -81,12 +92,14 @@ class ConsistentCut:
     def __init__(self, dag: Dag) -> None:
         self._dag = dag
 
-    def on_completed(self, checkpoint_id: int, manifest: Manifest) -> None:
-        if manifest.keys() != self._dag.stages.keys():
-            missing = sorted(self._dag.stages.keys() - manifest.keys())
+    def on_completed(self, checkpoint_id: int, manifest: Manifest, stages: Collection[str] | None = None) -> None:
+        """`stages`: those that the pipeline had, if not all."""
+        stages = self._dag.stages if stages is None else stages
+        if manifest.keys() != set(stages):
+            missing = sorted(manifest.keys() ^ set(stages))
             raise SimulationFailure("ConsistentCut", f"checkpoint {checkpoint_id} lacks {missing}")
-        for name, spec in self._dag.stages.items():
-            report = manifest[name]
+        for name in stages:
+            report, spec = manifest[name], self._dag.stages[name]
             in_flight = {found.input: found for found in report.in_flight}
             for read in spec.inputs:
                 if read not in report.positions:
@@ -413,11 +426,13 @@ class Checkers:
         files: Iterable[str],
         before: list[int],
         chains: object,
+        stages: Collection[str],
     ) -> None:
-        """The same of a real root, of which the state of stages cannot be looked into. `files`: all that it needs."""
+        """The same of a real root, of which the state of stages cannot be looked into. `files`: all that it needs.
+        `stages`: those that the pipeline had."""
         self.completions.append(Completion(record, manifest))
         self.nothing_needed_deleted.on_completed(record, files)
-        self.consistent_cut.on_completed(record.checkpoint_id, manifest)
+        self.consistent_cut.on_completed(record.checkpoint_id, manifest, stages)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
         self.no_checkpoint_lost.on_completed(record, manifest, before, chains)
 

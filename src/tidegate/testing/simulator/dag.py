@@ -53,9 +53,10 @@ class Dag(msgspec.Struct, frozen=True):
 
 
 class DagBuilder:
-    def __init__(self) -> None:
-        self._stages: dict[str, StageSpec] = {}
-        self._source_of: dict[int, str] = {}
+    def __init__(self, dag: Dag | None = None) -> None:
+        """`dag`: what there is already."""
+        self._stages: dict[str, StageSpec] = {} if dag is None else dict(dag.stages)
+        self._source_of: dict[int, str] = {} if dag is None else dict(dag.source_of)
 
     def source(self, name: str) -> DagBuilder:
         path = len(self._source_of)
@@ -122,6 +123,17 @@ def random_lines(rng: random.Random) -> Dag:
     if rng.random() < 0.2:
         builder.stage("both", *ends, is_sink=True)
     return builder.build()
+
+
+def with_late_stages(dag: Dag, rng: random.Random) -> tuple[Dag, tuple[str, ...]]:
+    """The same with a table more, of something that it has, perhaps with a stage between. Returns what was added."""
+    builder = DagBuilder(dag)
+    read = rng.choice([name for name, spec in dag.stages.items() if not spec.is_sink])
+    late: tuple[str, ...] = ("late",)
+    if rng.random() < 0.5:
+        builder.stage("late_stage", read)
+        read, late = "late_stage", ("late_stage", "late")
+    return builder.stage("late", read, is_sink=True).build(), late
 
 
 def example_dag() -> Dag:

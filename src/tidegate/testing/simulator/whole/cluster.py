@@ -78,6 +78,8 @@ class WholeScenario(msgspec.Struct, frozen=True):
     """How likely a run ends when it has consumed all that there is."""
     chains: float = 0.0
     """How likely a stage that can be is chained to its input, each time that a generation is opened."""
+    late: tuple[str, ...] = ()
+    """Stages that the pipeline does not have at first: somebody adds them while it runs."""
 
 
 class SecondLook(GateSource):
@@ -110,12 +112,16 @@ class WholeCluster:
         self._stages_rows = {name: rng.random() < 0.3 for name in scenario.dag.sinks}
         modes = ("append",) * 5 if scenario.chains else ("append", "append")
         self._modes = {name: rng.choice((*modes, "update")) for name in scenario.dag.stages}
+        self.has_late = not scenario.late
+        self.stages_of: dict[int, tuple[str, ...]] = {}
+        """What the pipeline of each generation had."""
+        self._rows_read: dict[tuple[int, str, int], int] = {}
+        """By generation, source and batch: up to where that has read."""
         self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
         self.slowness = {name: rng.choice((2, 4, 8, 16, 60)) for name in scenario.dag.stages}
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
         self._fed = dict.fromkeys(scenario.dag.sources, 0)
         self._shown = dict.fromkeys(scenario.dag.sinks, 0)
-        self.shape = {each.name: self._shape(each) for each in self._definitions(None)}
         self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
         self.refused: str | None = None
         self.crashes = 0
@@ -164,7 +170,8 @@ class WholeCluster:
         return Plan(
             paths=spec.paths,
             has_state=has_state,
-            holds_back=has_state and not spec.is_source and rng.random() < 0.4,
+            # One that comes late has not seen the first rows of a path, and would hand them on when they are due.
+            holds_back=has_state and not spec.is_source and rng.random() < 0.4 and name not in self.scenario.late,
             has_timers=has_timers,
             writes=writes,  # type: ignore[arg-type]
             retained=100 if has_timers else rng.choice((10, 20, 100)),
@@ -187,8 +194,34 @@ class WholeCluster:
             found.append(kind(files.at(RootPaths.gate(generation, name, source.input)), files, source.log))
         return found
 
+    @property
+    def shape(self) -> dict[str, StageShape]:
+        """Of the pipeline as it is now."""
+        return {each.name: self._shape(each) for each in self._definitions(None)}
+
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
+
+    def on_opened(self, generation: int, base: Manifest | None, late: Sequence[str]) -> None:
+        """`late`: what the checkpoint does not know of what is to run."""
+        self.stages_of[generation] = tuple(self.shape)
+        read: dict[str, int] | None = {}
+        for name in self.dag.sources:
+            rows = self._rows_at(base, name)
+            if rows is None or (base is not None and not base.aligned):
+                read = None
+            elif read is not None:
+                read[name] = rows
+            if rows is not None and base is not None and (cut := base.stages[name].cut) is not None:
+                self._rows_read[generation, name, cut] = rows
+        for name in late:
+            if self.dag.stages[name].is_sink:
+                self.checkers.exactly_once.begins_behind(name, read, self._prefixes.held_back)
+
+    def _rows_at(self, base: Manifest | None, source: str) -> int | None:
+        """How many rows a source had read at a checkpoint; None: nobody has seen it."""
+        cut = None if base is None else base.stages[source].cut
+        return 0 if base is None or cut is None else self._rows_read.get((base.generation, source, cut))
 
     def queries(self, driver: SimulatedDriver, base: Manifest | None) -> list[StageDefinition]:
         """What a generation from this checkpoint runs: some of the stages that can be are chained."""
@@ -220,6 +253,8 @@ class WholeCluster:
 
         found = []
         for name, spec in self.dag.stages.items():
+            if name in self.scenario.late and not self.has_late:
+                continue
             kind: Any = "source" if spec.is_source else "sink" if spec.is_sink else "stage"
             sink: Any = self.table(name, driver) if spec.is_sink else None
             mode: Any = self._modes[name]
@@ -275,7 +310,8 @@ class WholeCluster:
         decoded = decode_manifest(data, record.manifest_sha256, record.manifest)
         manifest = reports_in(decoded)
         self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
-        self.checkers.on_whole(record, manifest, self._needed_by(decoded), before, decoded.chains)
+        stages = self.stages_of[record.generation]
+        self.checkers.on_whole(record, manifest, self._needed_by(decoded), before, decoded.chains, stages)
         if (record.generation, record.epoch) in self.cancelled:
             raise SimulationFailure("Requests", f"{record.checkpoint_id} was told to be cancelled, and is complete")
         self._note_damaged(record)
@@ -302,6 +338,11 @@ class WholeCluster:
         first one of it."""
         if self.plans[stage].has_state:
             self.states[generation, stage, query.batch] = query.seen
+        if self.dag.stages[stage].is_source:
+            before = self._rows_read.get((generation, stage, query.batch - 1)) if query.batch else 0
+            read = before if query.read_through is None else query.read_through
+            if read is not None:  # else it has run away, and nobody has seen the batch before
+                self._rows_read[generation, stage, query.batch] = read
 
     def on_drained(self, run: str, generation: int) -> None:
         """A run ends in order. Others may have taken over since its last checkpoint, while it was asleep."""
@@ -362,6 +403,7 @@ class WholeCluster:
             (scenario.requests, self._ask),
             (scenario.damages, self._damage),
             (scenario.power_losses, self._lose_power),
+            (1 if scenario.late else 0, self._add_late),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -391,7 +433,9 @@ class WholeCluster:
             driver.life.calls_left = None
         self.disk.tears = False
         self._feed()
-        if self.world.random.random() < 0.5:  # else whoever runs goes on
+        self.has_late = True
+        lacks_late = len(self.stages_of.get(self.checkers.log.generation, ())) < len(self.dag.stages)
+        if lacks_late or self.world.random.random() < 0.5:  # else whoever runs goes on
             self.world.after(50, None, self._take_over)
 
     def _supervise(self) -> None:
@@ -431,6 +475,11 @@ class WholeCluster:
             driver.start()
         elif self._faults_end:
             self.world.after(50, None, self._take_over)
+
+    def _add_late(self) -> None:
+        """Somebody starts a new version of the pipeline."""
+        self.has_late = True
+        self._take_over()
 
     def _fill_disk(self) -> None:
         self.world.note("the disk is full")

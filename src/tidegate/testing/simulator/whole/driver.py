@@ -10,14 +10,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.engine.carrier import Carrier, Clock
+from tidegate.engine.changes import check_shape, new_stages, with_new_stages
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.ending import Ending
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
-from tidegate.engine.root import Root, check_shape
-from tidegate.engine.tables import address_of, check_goes_on, goes_on_from_rows
+from tidegate.engine.root import Root
+from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows
 from tidegate.errors import Fenced, RecoveryRefused, Superseded, TidegateError
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import Claim, CommitSink, Patience
@@ -85,23 +86,31 @@ class _OpeningClock(_SimulatedClock):
 
 
 class _Fits:
-    """A pipeline that stays as it is."""
+    """A pipeline that has all stages of its checkpoint, and perhaps some more."""
 
     def __init__(self, shape: Mapping[str, StageShape], sinks: Mapping[str, BoundSink], store: Files) -> None:
         self._shape = shape
         self._sinks = sinks
         self._store = store
+        self.base: Manifest | None = None
+        self.late: list[str] = []
 
     def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
         schema: Any = None  # a played table takes any rows
+        self.late = list(self._shape)
         if base is not None:
             check_shape(base, self._shape)
+            self.late = new_stages(base, self._shape)
+            base = with_new_stages(base, self._shape)
         for name, sink in self._sinks.items():
             is_there = sink.check_table(schema, self._shape[name].output_mode)
+            if base is not None and is_there and name in self.late:
+                check_shows_nothing(sink, base)
             if base is not None and goes_on_from_rows(base, name):
                 check_goes_on(sink, address_of(sink) if is_there else None, base, log, self._store)
             if not is_there:
                 sink.prepare_table(schema)
+        self.base = base
         return True
 
 
@@ -321,10 +330,12 @@ class SimulatedDriver:
         shape = self.cluster.shape
         clock = _OpeningClock(self.world)
         opening = RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock)
-        opened, base = opening.open(_Fits(shape, sinks, store))
+        fitting = _Fits(shape, sinks, store)
+        opened, _ = opening.open(fitting)
+        self.cluster.on_opened(opened.generation, fitting.base, fitting.late)
         for sink in sinks.values():
             sink.claim()
-        self._run(opened, base, sinks, store)
+        self._run(opened, fitting.base, sinks, store)
 
     def _sinks(self, store: Files, root: str) -> dict[str, BoundSink]:
         return {
@@ -426,6 +437,7 @@ class SimulatedDriver:
         cluster, name, number = self.cluster, definition.name, generation.generation
         sink = generation.sinks.get(name)
         spec = cluster.dag.stages[definition.head]
+        is_late = definition.head in cluster.scenario.late
         stage_rows = generation.stages[name].row_staging(None) if isinstance(sink, RowSink) else None  # type: ignore[arg-type]
 
         def stage(rows: PlayedRows, batch: int) -> None:
@@ -434,7 +446,7 @@ class SimulatedDriver:
 
         def on_consumed(path: int, expected: int, first: int) -> None:
             # A run that wakes up when another has taken over reads what that one may have deleted.
-            if number >= cluster.checkers.log.generation:
+            if number >= cluster.checkers.log.generation and not (is_late and not expected):
                 cluster.checkers.rows_in_order.on_consumed(spec, {path: expected}, path, first)
 
         def start(checkpoint: Files, output: Files) -> PlayedQuery:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.testing.simulator.checkers import SimulationFailure
+from tidegate.testing.simulator.checkers import UNKNOWN, SimulationFailure
 from tidegate.testing.simulator.dag import Dag
 
 
@@ -18,7 +18,8 @@ class WholePrefix:
         self._aligned: set[int] = set()
         self._shown: dict[tuple[int, str], tuple[str, int]] = {}
         """By epoch and source, how many rows of it the first table has shown."""
-        self._held_back = _behind(dag, holding_back)
+        self.held_back = _behind(dag, holding_back)
+        """The paths whose rows may wait on their way."""
 
     def on_completed(self, record: CheckpointCompleted) -> None:
         if record.aligned:
@@ -28,7 +29,7 @@ class WholePrefix:
         if epoch not in self._aligned:
             return
         for path, count in visible.items():
-            if path in self._held_back:
+            if path in self.held_back or count == UNKNOWN:
                 continue
             source = self._dag.source_of[path]
             first, expected = self._shown.setdefault((epoch, source), (sink, count))

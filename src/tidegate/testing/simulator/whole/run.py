@@ -12,7 +12,7 @@ from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
 from tidegate.testing.played import PlayedFailure
 from tidegate.testing.simulator.checkers import SimulationFailure
-from tidegate.testing.simulator.dag import Dag, random_dag, random_lines
+from tidegate.testing.simulator.dag import Dag, random_dag, random_lines, with_late_stages
 from tidegate.testing.simulator.run import Outcome
 from tidegate.testing.simulator.whole.cluster import QueryFaults, WholeCluster, WholeScenario
 from tidegate.testing.simulator.whole.remains import check_nothing_left, check_restorable
@@ -36,6 +36,10 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
     chains = rng.choice((0.0, 0.6, 1.0))
     if dag is None:
         dag = random_lines(rng) if chains and rng.random() < 0.6 else random_dag(rng, reads_twice=0.2)
+    late: tuple[str, ...] = ()
+    chance = random.Random(f"late {seed}")
+    if chance.random() < 0.25:
+        dag, late = with_late_stages(dag, chance)
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
         dag=dag,
@@ -77,6 +81,7 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
         available_now=rng.choice((0.0, 0.0, 0.5)),
         chains=chains,
+        late=late,
     )
 
 

@@ -68,7 +68,9 @@ class SimulatedUser:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be taken, and is not")
                     if self._request.full and not said.full:
                         raise SimulationFailure("Requests", f"{checkpoint_id} is no full one, as {self} wanted")
-                    late = [sink for sink in cluster.dag.sinks if cluster.epoch_of(sink) < said.epoch]
+                    stages = cluster.stages_of[completed[checkpoint_id].generation]
+                    sinks = (each for each in cluster.dag.sinks if each in stages)
+                    late = [sink for sink in sinks if cluster.epoch_of(sink) < said.epoch]
                     if late:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be shown by {late[0]}")
             case TakeCheckpoint() if any(each in completed for each in ids):
