@@ -29,6 +29,9 @@ COMMANDS: dict[str, list[str] | None] = {
     "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
     "tidegate run orders.py --root state/orders": None,  # it runs for ever: tests/cli/test_live.py stops it
     "tidegate stop --root state/orders": None,  # the same, where it stops it
+    "tidegate restore --root state/orders --to 42": None,  # these ask and change things: tests/spark/test_restoring.py
+    "tidegate restore --root state/orders --to 42 --dry-run": None,
+    "tidegate restore --root state/orders --to 42 --yes": None,
     "tidegate demo": None,  # takes long, below
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
@@ -63,8 +66,9 @@ GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
 
 def read_by_users() -> str:
-    """The front page and the guides."""
-    return "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *GUIDES))
+    """The front page and the guides, and what those who work on it read."""
+    pages = (ROOT / "README.md", *GUIDES, ROOT / "CONTRIBUTING.md")
+    return "\n".join(path.read_text(encoding="utf-8") for path in pages)
 
 
 def test_the_front_page_is_short() -> None:

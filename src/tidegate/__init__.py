@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tidegate.engine.pipeline import Pipeline
+    from tidegate.engine.restoring import restore
     from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
     from tidegate.sinks.delta.reading import read
     from tidegate.sinks.delta.table import DeltaTable
@@ -30,6 +31,7 @@ __all__ = [
     "PostgresTable",
     "__version__",
     "read",
+    "restore",
 ]
 
 _HOMES: Final = {
@@ -42,6 +44,7 @@ _HOMES: Final = {
     "Pipeline": "tidegate.engine.pipeline",
     "PostgresTable": "tidegate.sinks.postgres.table",
     "read": "tidegate.sinks.delta.reading",
+    "restore": "tidegate.engine.restoring",
 }
 
 

@@ -166,7 +166,7 @@ def test_a_start_that_will_be_refused_is_foretold_with_why_and_what_to_do(root: 
     assert json.loads(tidegate("status", "--root", root, "--json").stdout)["next_start"]["decision"] == "refuses"
     assert "the next run refuses to start: ckpt-000005 is damaged (" in done.stdout
     assert "and sink 'table' shows rows past ckpt-000004" in done.stdout
-    assert "What to do: restore the damaged files from a backup, or start the pipeline on a new root" in done.stdout
+    assert "What to do: restore the damaged files from a backup, or set the pipeline and its tables" in done.stdout
 
 
 def test_a_root_that_is_older_than_its_tables_is_foretold_to_be_refused(root: Path, table: Path) -> None:

@@ -13,12 +13,15 @@ from tidegate.engine import chains, cleaning, launching
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
 from tidegate.engine.root import Root
+from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.stage.inputs import Inputs
 from tidegate.engine.stage.output import StagedOutput
 from tidegate.engine.stage.running import RunningStage
 from tidegate.flows.leader import Leader
+from tidegate.flows.opening import Opening
 from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.config import AlignmentConfig
+from tidegate.protocol.recovery import recover
 from tidegate.protocol.retention import deletable
 from tidegate.spark import snapshot
 from tidegate.spark.gate import Gate
@@ -81,6 +84,25 @@ def chained(seed: int) -> WholeScenario:
     whole = random_whole_scenario(seed, random_lines(random.Random(f"lines {seed}")))
     rows = dict.fromkeys(whole.rows, 60)
     return msgspec.structs.replace(whole, rows=rows, chains=0.6, crashes=3, dead_queries=2, damages=0)
+
+
+def going_back(seed: int) -> WholeScenario:
+    """The pipeline and its tables are brought to older checkpoints again and again."""
+    whole = random_whole_scenario(seed)
+    config = msgspec.structs.replace(whole.config, max_retained=3)
+    return msgspec.structs.replace(
+        whole,
+        config=config,
+        rows=dict.fromkeys(whole.rows, 60),
+        fault_phase_ms=4_000,
+        set_backs=4,
+        crashes=0,
+        kills=0,
+        pauses=0,
+        damages=0,
+        power_losses=0,
+        standstills=0,
+    )
 
 
 WHOLE_DEFECTS: Final = (
@@ -330,6 +352,37 @@ WHOLE_DEFECTS: Final = (
         "Liveness",
         60,
         chained,
+    ),
+    # -- going back
+    WholeMutant(
+        "tables_that_are_half_set_back_stay_so",
+        "a run goes on from a checkpoint to which only some of the tables were set back, when somebody was killed",
+        rewrite(Edit(recover, "decided is not None and", "False and decided is not None and")),
+        "NoCheckpointLost",
+        20,
+        going_back,
+    ),
+    WholeMutant(
+        "one_table_is_left_out_when_they_are_set_back",
+        "of several tables only the first goes back with the pipeline",
+        rewrite(Edit(PipelineTables.set_back, "reached(Step.TABLE_SET_BACK)", "break")),
+        "NoCheckpointLost",
+        20,
+        going_back,
+    ),
+    WholeMutant(
+        "it_is_decided_to_go_back_when_tables_have_gone",
+        "who is killed between the two has set tables back that a run takes for put back by somebody else",
+        rewrite(
+            Edit(
+                Opening.set_back,
+                "answer, log = await self._store.claim(proposed)",
+                "await set_tables_back(self._store, log, proposed)\nanswer, log = await self._store.claim(proposed)",
+            )
+        ),
+        "NoCheckpointLost",
+        20,
+        going_back,
     ),
     # -- telling, and being told
     WholeMutant(

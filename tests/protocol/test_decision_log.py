@@ -646,3 +646,35 @@ class TestEncoding:
     def test_damaged_bytes_are_refused(self, data: bytes) -> None:
         with pytest.raises(DamagedLog, match="record 000004 cannot be read"):
             decode_decision(data, "000004")
+
+
+class TestSettingTablesBack:
+    def test_it_opens_a_generation_from_an_older_checkpoint_and_newer_ones_stay_until_the_next_is_complete(
+        self,
+    ) -> None:
+        log = log_with(1, 2, 3)
+        decided = log.opening("somebody", 1, sets_back=True)
+        log.append(decided)
+        assert log.setting_back == decided
+        assert (log.generation, log.newest, log.retained) == (2, log.completed(1), (1, 2, 3))
+        assert not open_generation(log, 1).sets_back
+        record = complete(log, 4)
+        assert record.parent == 1
+        assert log.retained == (1, 4)
+
+    def test_it_can_be_undone_while_they_stay(self) -> None:
+        log = log_with(1, 2, 3)
+        for base in (1, 3):
+            log.append(log.opening("somebody", base, sets_back=True))
+        open_generation(log, 3)
+        assert [each.checkpoint_id for each in log.lineage()] == [3, 2, 1]
+
+    def test_tables_are_not_set_back_to_nothing(self) -> None:
+        log = DecisionLog()
+        with pytest.raises(DamagedLog, match="sets tables back to no checkpoint"):
+            log.opening("somebody", None, sets_back=True)
+
+    def test_what_is_to_be_done_with_which_tables_is_part_of_the_record(self) -> None:
+        log = log_with(1, 2)
+        record = log.opening("somebody", 1, sets_back=True, discards_others=True, left=("mine",))
+        assert decode_decision(encode_decision(record), "slot") == record

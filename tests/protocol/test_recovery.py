@@ -13,6 +13,7 @@ from tidegate.protocol.recovery import (
     RecoveryDecision,
     Refuse,
     Restore,
+    SetTablesBack,
     SinkFacts,
     StartFresh,
     StartOver,
@@ -161,7 +162,7 @@ class TestADamagedCheckpoint:
         why, way_out = refused(asked(log_with(1, 2), sinks, intact=(1,), damaged={2: "manifest-2 is gone"}))
         assert "ckpt-000002 is damaged (manifest-2 is gone)" in why
         assert "sink 'revenue' shows rows past ckpt-000001" in why
-        assert "restore the damaged files from a backup, or start the pipeline on a new root" in way_out
+        assert "restore the damaged files from a backup, or set the pipeline and its tables back to it" in way_out
 
     def test_a_sink_that_committed_while_it_was_fenced_is_seen_afterwards(self) -> None:
         log = log_with(1, 2)
@@ -193,3 +194,38 @@ class TestADamagedCheckpoint:
 def test_a_checkpoint_is_named_by_its_number_in_six_digits_or_more() -> None:
     assert checkpoint_name(42) == "ckpt-000042"
     assert checkpoint_name(12_345_678) == "ckpt-12345678"
+
+
+class TestTablesThatAreToBeSetBack:
+    def decided(self) -> DecisionLog:
+        log = log_with(1, 2, 3)
+        log.append(log.opening("somebody", 1, sets_back=True))
+        return log
+
+    def test_that_comes_before_anything_else_however_far_tables_are(self) -> None:
+        log = self.decided()
+        for committed in (0, 1, 3):
+            decision = recover(Facts(log, {"table": SinkFacts(committed)}))
+            assert isinstance(decision, SetTablesBack)
+            assert decision.checkpoint_id == 1
+
+    def test_when_it_is_done_the_run_goes_on_from_there(self) -> None:
+        log = self.decided()
+        facts = Facts(log, {"table": SinkFacts(1, fence=2)}, {1: None}, set_back=log.generation)
+        decision = recover(facts)
+        assert isinstance(decision, Restore)
+        assert decision.checkpoint.checkpoint_id == 1
+
+    def test_another_one_that_is_decided_later_is_to_be_done_too(self) -> None:
+        log = self.decided()
+        done = log.generation
+        log.append(log.opening("somebody", 3, sets_back=True))
+        decision = recover(Facts(log, {"table": SinkFacts(1, fence=2)}, set_back=done))
+        assert isinstance(decision, SetTablesBack)
+        assert decision.checkpoint_id == 3
+
+    def test_it_is_the_way_out_where_a_table_shows_rows_past_what_is_intact(self) -> None:
+        facts = Facts(log_with(1, 2), {"table": SinkFacts(2)}, {2: "a file is gone", 1: None})
+        decision = recover(facts)
+        assert isinstance(decision, Refuse)
+        assert "`tidegate restore --to ckpt-000001`" in decision.way_out

@@ -152,6 +152,7 @@ class TestPostgresTableByKey(TestPostgresTable):
 @pytest.mark.slow
 class TestForeachBatch(SinkConformance):
     shares_table = False  # each stage has its own function, and its own record of the calls
+    undoes = False
     creates_table = False
 
     @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from tests.spark.played import played
 from tidegate.engine.root import Root
 from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta.reading import TableAt, _table_at, _tables, read
+from tidegate.sinks.delta.reading import TableAt, _tables, read
+from tidegate.sinks.delta.reading import table_at as find_table_at
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import StageShape, TableAddress
@@ -48,7 +49,7 @@ def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) ->
     def table_at(epoch: int) -> TableAt:
         sealed = SimpleNamespace(committable=Committable(epoch - 1).encode())
         manifest: Any = SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed})
-        return _table_at(["orders"], sink.path, manifest)
+        return find_table_at(["orders"], sink.path, manifest)
 
     assert [table_at(epoch).version for epoch in (8, 9, 10, 11, 12)] == [8, 9, 10, 11, 12]
     assert table_at(9).to_arrow().num_rows == 9
@@ -156,7 +157,7 @@ def test_a_root_without_a_checkpoint_says_that_there_is_none_yet(tmp_path: Path)
 def test_a_root_with_no_aligned_checkpoint_says_which_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Root(tmp_path / "root", "flat")
     unaligned: Any = SimpleNamespace(checkpoint_id=7, aligned=False)
-    monkeypatch.setattr(InspectedRoot, "retained", lambda _: [unaligned])
+    monkeypatch.setattr(InspectedRoot, "current", lambda _: [unaligned])
     with pytest.raises(UnknownCheckpoint, match="no aligned checkpoint; name one of the others: ckpt-000007"):
         read(tmp_path / "root")
 
@@ -170,12 +171,14 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
         pipeline.one_batch_each()
         pipeline.checkpoint()
         root = pipeline.root.paths.root
-        before, retained = [InspectedRoot(root).retained()], InspectedRoot.retained
+        asked = "retained" if named else "current"
+        found = getattr(InspectedRoot, asked)
+        before = [found(InspectedRoot(root))]
         for _ in range(3):
             pipeline.one_batch_each()
             pipeline.checkpoint()
     # As it was before the run removed it.
-    monkeypatch.setattr(InspectedRoot, "retained", lambda each: before.pop() if before else retained(each))
+    monkeypatch.setattr(InspectedRoot, asked, lambda each: before.pop() if before else found(each))
     if named:
         with pytest.raises(UnknownCheckpoint, match="retains no ckpt-000001; it retains ckpt-000002"):
             read(root, 1)

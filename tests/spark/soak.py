@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tests.postgres_server import PostgresServer, find_programs
 from tests.spark.kills import KilledRuns, SlowRuns, kill_often
-from tidegate.engine.kill_points import UNDER_BACKPRESSURE, Step
+from tidegate.engine.kill_points import UNDER_BACKPRESSURE, WHEN_SET_BACK, Step
 
 _KILLS_PER_ROUND = 20
 # How often a run passes a step when it starts, or in each checkpoint. The first checkpoints of a run hold nothing new.
@@ -29,7 +29,9 @@ _BOUNDED = ("--max-backlog-segments", "1")
 
 
 def _some_step(rng: random.Random, *, is_slow: bool) -> str:
-    step = rng.choice([step for step in Step if is_slow or step not in UNDER_BACKPRESSURE])
+    step = rng.choice(
+        [step for step in Step if step not in WHEN_SET_BACK and (is_slow or step not in UNDER_BACKPRESSURE)]
+    )
     if step in UNDER_BACKPRESSURE:
         return f"{step.value}:1"
     times = _WHEN_IT_STARTS.get(step) or _IN_A_CHECKPOINT.get(step, 1) * _CHECKPOINTS

@@ -306,7 +306,7 @@ def growing(tmp_path: Path, *, readers: int) -> tg.Pipeline:
 
         @pipeline.stage
         def counted(doubled: DataFrame) -> DataFrame:
-            return doubled.withWatermark("ts", "1 second").groupBy(F.window("ts", "10 seconds"), "ts").count()
+            return doubled.withWatermark("ts", "1 second").groupBy(F.window("ts", "10 seconds")).count()
 
         @pipeline.sink(tg.DeltaTable(tmp_path / "lake" / "counts"))
         def counts(counted: DataFrame) -> DataFrame:

@@ -17,7 +17,7 @@ def test_some_whole_seeds_break_no_guarantee_and_cover_what_can_go_wrong() -> No
     assert not failed, "\n".join(f"{outcome.failure}\n  {outcome.replay}" for outcome in failed[:5])
     assert sum(len(outcome.completions) for outcome in outcomes) > 200
     assert sum(outcome.unaligned for outcome in outcomes) > 30
-    assert sum(outcome.aborted for outcome in outcomes) > 30
+    assert sum(outcome.aborted > 0 for outcome in outcomes) >= 10  # by seeds: one of them may see dozens
     assert sum(outcome.crashes for outcome in outcomes) > 30
     assert sum(outcome.generations for outcome in outcomes) > 100
 

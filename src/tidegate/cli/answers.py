@@ -247,6 +247,33 @@ class DemoAnswer(_Answer, tag="demo", kw_only=True):
     kills: Annotated[int, Meta(description="that were survived")]
 
 
+class RestoredTable(msgspec.Struct, frozen=True, kw_only=True):
+    """A sink's table, and what restoring a checkpoint does to it."""
+
+    sink: Annotated[str, Meta(description="the stage that writes to it")]
+    table: Table
+    from_version: Annotated[int | None, Meta(description="of a Delta table; null of others")]
+    to_version: Annotated[int | None, Meta(description="the one that shows the checkpoint; null where none is")]
+    rows_removed: Annotated[int, Meta(description="how many rows it no longer shows, as far as its log tells")]
+    rows_added: Annotated[int, Meta(description="how many rows it shows again")]
+    others: Annotated[tuple[str, ...], Meta(description="what others have written to it since, for people")] = ()
+    remains: Annotated[str | None, Meta(description="what is not undone, for people; or null")] = None
+    refused: Annotated[str | None, Meta(description="why it cannot be set back, for people; or null")] = None
+    is_left: Annotated[bool, Meta(description="whether it is left as it is, as was asked for")] = False
+
+
+class RestoreAnswer(_Answer, tag="restore", kw_only=True):
+    """`tidegate restore`."""
+
+    root: Root
+    pipeline: PipelineName
+    is_done: Annotated[bool, Meta(description="false: this is what would be done")]
+    checkpoint: Annotated[str, Meta(description="the one that the pipeline and its tables go to")]
+    newest: Annotated[str, Meta(description="the one that the pipeline stood at")]
+    dropped: Annotated[tuple[str, ...], Meta(description="the newer ones, which are left behind, oldest first")]
+    tables: Annotated[tuple[RestoredTable, ...], Meta(description="of every sink")]
+
+
 class ErrorAnswer(_Answer, tag="error", kw_only=True):
     """Any command that could not do what it was asked for, in place of its answer."""
 
@@ -274,6 +301,7 @@ Answer = (
     | SimulateAnswer
     | ReplayAnswer
     | DemoAnswer
+    | RestoreAnswer
     | ErrorAnswer
 )
 

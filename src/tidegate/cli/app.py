@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, graph, interrupts, requests, run, simulate, speech, status, verify
+from tidegate.cli import checkpoints, demo, graph, interrupts, requests, restore, run, simulate, speech, status, verify
 from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
 from tidegate.storage.system import say, told
@@ -63,6 +63,7 @@ app.command("cancel")(requests.cancel_command)
 app.command("stop")(requests.stop_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
 app.command("verify")(verify.verify_command)
+app.command("restore")(restore.restore_command)
 app.command("graph")(graph.graph_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)

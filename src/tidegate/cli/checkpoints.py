@@ -62,6 +62,13 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
         )
     else:
         _print_list(inspected, listed, console())
+        current = {each.checkpoint_id for each in inspected.current()}
+        left = [each.checkpoint_id for each in inspected.retained() if each.checkpoint_id not in current]
+        if left:
+            names = ", ".join(map(checkpoint_name, left))
+            console().print(
+                f"left behind by a restore: {names}; they stay until a run has completed a checkpoint", soft_wrap=True
+            )
         if is_wrong:
             console().print(str(outlook), markup=False, soft_wrap=True)
     if is_wrong:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tidegate.cli.answers import NextStart
-from tidegate.protocol.recovery import Refuse, Restore
+from tidegate.protocol.recovery import Refuse, Restore, SetTablesBack
 from tidegate.storage.inspection import InspectedRoot, Outlook, SeenSinks
 from tidegate.storage.lock import is_held
 from tidegate.storage.manifest import Manifest
@@ -29,5 +29,7 @@ def next_start(outlook: Outlook) -> NextStart:
             return NextStart("refuses", why=str(outlook))
         case Restore(skipped=skipped):
             return NextStart("skips" if skipped else "goes_on", outlook.checkpoint, str(outlook) if skipped else None)
+        case SetTablesBack():
+            return NextStart("goes_on", outlook.checkpoint, str(outlook))
         case _:
             return NextStart("fresh")

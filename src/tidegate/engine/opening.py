@@ -12,6 +12,7 @@ import msgspec
 from tidegate.engine.carrier import Clock, Handlers, Now, carry_out
 from tidegate.engine.leading import deciding
 from tidegate.engine.root import Root, check_staged
+from tidegate.engine.setting_back import PipelineTables, manifest_to_set_back_to
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, TidegateError
 from tidegate.flows import requests
 from tidegate.flows.opening import Opened, Opening
@@ -60,7 +61,7 @@ class RootOpening:
 
     def foreseen(self) -> tuple[DecisionLog, Manifest | None]:
         """What `open` will start from, as far as nothing has to be changed for that."""
-        judgement = carry_out(self._flow.recover(may_fence=False), self._handlers(None), self._clock)
+        judgement = carry_out(self._flow.recover(may_change=False), self._handlers(None), self._clock)
         if isinstance(judgement.decision, Refuse):
             raise _refusal(judgement.decision)
         return judgement.log, self.base(judgement.base)
@@ -81,8 +82,19 @@ class RootOpening:
             requests.HasLeftovers: lambda _: lambda: bool(self._root.store.list(RootPaths.GENERATIONS)),
             requests.Examine: lambda request: lambda: self._examine(request.record),
             requests.Fence: lambda request: lambda: self._fence(request.generation),
+            requests.SetTablesBack: lambda request: lambda: self._set_tables_back(request),
             requests.Fit: lambda request: lambda: fitting is not None and self._fit(request, fitting),
         }
+
+    def set_back(self, checkpoint_id: int, *, discards_others: bool = False, left: tuple[str, ...] = ()) -> None:
+        """Decide that the pipeline and its tables go to a checkpoint, and see to it."""
+        flow = self._flow.set_back(checkpoint_id, discards_others=discards_others, left=left)
+        carry_out(flow, self._handlers(None), self._clock)
+
+    def _set_tables_back(self, request: requests.SetTablesBack) -> None:
+        log, root = self._root.decisions.read(), self._root
+        to = manifest_to_set_back_to(root.store, log, request.checkpoint.checkpoint_id)
+        PipelineTables(root.store, root.pipeline, root.id, log, self._sinks).set_back(to, request.decided)
 
     def _fit(self, request: requests.Fit, fitting: Fitting) -> bool:
         self._tell(request)

@@ -199,7 +199,10 @@ def what_would_fit(sink: str, epoch: int, next_batch: int, log: DecisionLog, sto
         sealed = _sealed(manifest, sink)
         if sealed is not None and epoch <= manifest.epoch and _last_with_rows(sealed) < next_batch:
             name = checkpoint_name(manifest.checkpoint_id)
-            return f"{name} would fit this table, but a pipeline cannot be set back to an older checkpoint yet"
+            return (
+                f"{name} would fit this table: `tidegate restore --to {name} --leave {sink}` brings the pipeline and "
+                f"its other tables there"
+            )
     return "no retained checkpoint would fit it"
 
 

@@ -4,14 +4,15 @@ Guarantees:
 - Tables are asked before the log is read: a run that was taken over may go on deciding and committing meanwhile.
 - A checkpoint counts as damaged only if the log has not moved on since it was looked at: a run that still lives may
   have dropped it.
-- Nothing is changed before a generation is opened, but for fences, and tables that are created for it.
+- Nothing is changed before a generation is opened, but for fences, and tables that are created for it. And for tables
+  that are set back: that was decided before, and is finished by whoever comes next.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from tidegate.errors import Superseded
+from tidegate.errors import DamagedLog, Superseded, UnknownCheckpoint
 from tidegate.flows.requests import (
     Asker,
     Examine,
@@ -23,9 +24,11 @@ from tidegate.flows.requests import (
     Patience,
     ReadLog,
     ReadSinks,
+    SetTablesBack,
 )
 from tidegate.protocol import recovery
-from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog
+from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, DecisionLog, GenerationOpened
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Facts, FenceSinks, RecoveryDecision, Refuse, Restore, recover
 
 
@@ -82,20 +85,47 @@ class Opening:
                 largest = await self._store.insist(LargestMarked())
                 return Opened(proposed.generation, self._claimant, log, base, largest)
 
-    async def recover(self, *, may_fence: bool = True) -> Judgement:
+    async def recover(self, *, may_change: bool = True) -> Judgement:
         """What to start from, by all that is stored. Changes nothing but fences, and those only if it may."""
         health = self.health
         health.clear()
+        set_back = 0
         while True:
             sinks = await self._store.insist(ReadSinks())
             log = await self._store.insist(ReadLog())
-            decision = recover(Facts(log, sinks, health, has_leftovers=await self._has_leftovers(log)))
+            has_leftovers = await self._has_leftovers(log)
+            decision = recover(Facts(log, sinks, health, has_leftovers=has_leftovers, set_back=set_back))
             if isinstance(decision, recovery.Examine):
                 await self._examine(log, decision.checkpoint_id, health)
-            elif isinstance(decision, FenceSinks) and may_fence:
+            elif isinstance(decision, FenceSinks) and may_change:
                 await self._store.insist(Fence(decision.generation))
+            elif isinstance(decision, recovery.SetTablesBack) and may_change:
+                await set_tables_back(self._store, log, decision.decided)
+                set_back = decision.decided.generation
             else:
                 return Judgement(log, decision, health)
+
+    async def set_back(
+        self, checkpoint_id: int, *, discards_others: bool = False, left: tuple[str, ...] = ()
+    ) -> GenerationOpened:
+        """Decide that the pipeline and its tables go to a retained checkpoint, and see to it.
+
+        It is one decision: a record in the log before the first table changes. Raises `Superseded` if another run was
+        first, `UnknownCheckpoint` if the log does not retain it any more.
+        """
+        while True:
+            log = await self._store.insist(ReadLog())
+            if checkpoint_id not in log.retained:
+                raise UnknownCheckpoint(f"{checkpoint_name(checkpoint_id)} is not retained any more")
+            proposed = log.opening(
+                self._claimant, checkpoint_id, sets_back=True, discards_others=discards_others, left=left
+            )
+            answer, log = await self._store.claim(proposed)
+            if answer is ClaimAnswer.SUPERSEDED:
+                raise Superseded(proposed.generation, log.generation)
+            if answer is ClaimAnswer.WON:
+                await set_tables_back(self._store, log, proposed)
+                return proposed
 
     async def _has_leftovers(self, log: DecisionLog) -> bool:
         """Whether there is something that no log tells of. Of what another run writes the log tells by then."""
@@ -112,3 +142,10 @@ class Opening:
             damage = await self._store.insist(Examine(record))
         if damage is None or (await self._store.insist(ReadLog())).next_slot == log.next_slot:
             health[checkpoint_id] = damage
+
+
+async def set_tables_back(store: Asker, log: DecisionLog, decided: GenerationOpened) -> None:
+    record = None if decided.base is None else log.completed(decided.base)
+    if record is None:
+        raise DamagedLog(f"slot {decided.slot} of the decision log sets tables back to a checkpoint that it lacks")
+    await store.insist(SetTablesBack(record, decided))

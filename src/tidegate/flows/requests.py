@@ -16,7 +16,14 @@ from tidegate.errors import StoreUnavailable, TidegateError
 from tidegate.protocol.aligner import Cut, InFlight
 from tidegate.protocol.commit import CommitPermit, RetryPause
 from tidegate.protocol.coordinator import Checkpoint, StageReport
-from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, Decision, DecisionLog, judge_claim
+from tidegate.protocol.decision_log import (
+    CheckpointCompleted,
+    ClaimAnswer,
+    Decision,
+    DecisionLog,
+    GenerationOpened,
+    judge_claim,
+)
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.protocol.retention import StoredFile
 
@@ -103,6 +110,14 @@ class Fence(Request[None], frozen=True):
     """Make every table refuse the commits of generations below this one."""
 
     generation: int
+
+
+class SetTablesBack(Request[None], frozen=True):
+    """Make every table show what it showed at a checkpoint, with the records that it had, and refuse the commits of
+    generations below the one that decided it. Whatever of it is done already is as good."""
+
+    checkpoint: CheckpointCompleted
+    decided: GenerationOpened
 
 
 class StartOrder(msgspec.Struct, frozen=True):

@@ -7,7 +7,9 @@ Guarantees, checked when a record is proposed and when it is read:
 - Slots follow one another without gaps, but for those that the opening of a generation says it skips.
 - Each generation is its predecessor plus one; a checkpoint is completed only by the generation that is open.
 - Checkpoint ids and epochs only grow, over all generations and lineages.
-- A generation is opened from a checkpoint that is retained; from nothing only if none is.
+- A generation is opened from a checkpoint that is retained; from nothing only if none is. One that sets tables back to
+  an older checkpoint is a decision like any other: it is in the log before the first table changes, so whoever comes
+  next finishes it.
 - Each record says which checkpoints are *retained* after it, all of one lineage. Only what no record retains may be
   deleted, and a run deletes only by records that it knows to be in the log. So whatever an old run still deletes, a
   newer generation cannot be built on it.
@@ -39,7 +41,9 @@ from tidegate.errors import DamagedLog, InvariantViolation, Superseded
 class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", forbid_unknown_fields=True):
     """A run took over. `base` is the checkpoint that it restores; None where none was ever completed.
 
-    `skipped`: how many slots right before it hold records that were never decided.
+    `skipped`: how many slots right before it hold records that were never decided. `sets_back`: it was opened to bring
+    the tables back to its base, or forward: nothing else is done in it, and nobody goes on before that is done.
+    `discards_others`: also what others have written to them since. `left`: sinks whose tables are left as they are.
     """
 
     slot: int
@@ -49,6 +53,9 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     retained: tuple[int, ...]
     log_start: int
     skipped: int = 0
+    sets_back: bool = False
+    discards_others: bool = False
+    left: tuple[str, ...] = ()
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
@@ -220,6 +227,12 @@ class DecisionLog:
         return self.generation + self._undecided + 1
 
     @property
+    def setting_back(self) -> GenerationOpened | None:
+        """The last record, if tables are to be set back by it: that may not be done yet."""
+        last = self._records[-1] if self._records else None
+        return last if isinstance(last, GenerationOpened) and last.sets_back else None
+
+    @property
     def retained(self) -> tuple[int, ...]:
         return self._records[-1].retained if self._records else ()
 
@@ -253,10 +266,27 @@ class DecisionLog:
 
     # -- proposals --------------------------------------------------------------------------------
 
-    def opening(self, claimant: str, base: int | None) -> GenerationOpened:
+    def opening(
+        self,
+        claimant: str,
+        base: int | None,
+        *,
+        sets_back: bool = False,
+        discards_others: bool = False,
+        left: tuple[str, ...] = (),
+    ) -> GenerationOpened:
         """The record that opens the next generation."""
         proposed = GenerationOpened(
-            self.next_slot, claimant, self.next_generation, base, self.retained, self.first_slot, self._undecided
+            self.next_slot,
+            claimant,
+            self.next_generation,
+            base,
+            self.retained,
+            self.first_slot,
+            self._undecided,
+            sets_back,
+            discards_others,
+            left,
         )
         self._check_follows(proposed)
         return proposed
@@ -342,6 +372,8 @@ class DecisionLog:
             return "it starts from nothing although checkpoints are retained"
         if record.base is not None and record.base not in self.retained:
             return f"it restores checkpoint {record.base}, which is not retained"
+        if record.base is None and record.sets_back:
+            return "it sets tables back to no checkpoint"
         return None
 
     def _wrong_completion(self, record: CheckpointCompleted) -> str | None:

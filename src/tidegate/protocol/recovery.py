@@ -9,6 +9,7 @@ Guarantees:
 - A damaged one is skipped only where every sink's own record, read after the sink was fenced against older
   generations, shows that none has committed past the older one. Otherwise its rows would be doubled.
 - Sinks that are ahead of the log mean that the log has lost records, or is of another pipeline: refused.
+- Where it was decided to set the tables back, that is done, or done again, before anything else.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog, GenerationOpened
 from tidegate.protocol.names import checkpoint_name
 
 
@@ -32,13 +33,15 @@ class SinkFacts(msgspec.Struct, frozen=True):
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """All that is known so far. `health` maps an examined checkpoint to its damage, None if intact."""
+    """All that is known so far. `health` maps an examined checkpoint to its damage, None if intact. `set_back`: the
+    generation that all tables are known to be set back for, if that was decided."""
 
     log: DecisionLog
     sinks: dict[str, SinkFacts]
     health: dict[int, str | None] = {}
     unreadable: tuple[str, ...] = ()
     has_leftovers: bool = False
+    set_back: int = 0
 
 
 class StartFresh(msgspec.Struct, frozen=True):
@@ -61,6 +64,16 @@ class FenceSinks(msgspec.Struct, frozen=True):
     generation: int
 
 
+class SetTablesBack(msgspec.Struct, frozen=True):
+    """Set every table back to the checkpoint that the log says, read their records anew, and ask again."""
+
+    decided: GenerationOpened
+
+    @property
+    def checkpoint_id(self) -> int:
+        return self.decided.base or 0
+
+
 class Restore(msgspec.Struct, frozen=True):
     """Open a generation from this checkpoint, commit its epoch again, and rebuild every stage from it."""
 
@@ -75,11 +88,16 @@ class Refuse(msgspec.Struct, frozen=True):
     way_out: str
 
 
-RecoveryDecision = StartFresh | StartOver | Examine | FenceSinks | Restore | Refuse
-Start = StartFresh | StartOver | Restore | Refuse
-"""What needs no more facts."""
+RecoveryDecision = StartFresh | StartOver | Examine | FenceSinks | SetTablesBack | Restore | Refuse
+Start = StartFresh | StartOver | SetTablesBack | Restore | Refuse
+"""What needs no more facts, but for those that only a run can bring about."""
 
 _ANEW: Final = "start the pipeline on a new root with new tables"
+
+
+def _back_to(checkpoint_id: int) -> str:
+    """What a user can do where a table shows more than a checkpoint that is intact."""
+    return f"set the pipeline and its tables back to it: `tidegate restore --to {checkpoint_name(checkpoint_id)}`"
 
 
 def in_words(start: Start, health: Mapping[int, str | None]) -> str:
@@ -90,6 +108,9 @@ def in_words(start: Start, health: Mapping[int, str | None]) -> str:
         case Restore(checkpoint, skipped):
             passed_over = "".join(f"skips {_damaged(each, health[each])} and " for each in skipped)
             return f"{passed_over}goes on from {checkpoint_name(checkpoint.checkpoint_id)}"
+        case SetTablesBack():
+            name = checkpoint_name(start.checkpoint_id)
+            return f"first finishes setting the tables back to {name}, as was decided, and goes on from there"
         case _:
             return "starts from the beginning"
 
@@ -107,6 +128,9 @@ def recover(facts: Facts) -> RecoveryDecision:
         )
     if not len(facts.log):
         return _without_log(facts)
+    decided = facts.log.setting_back
+    if decided is not None and decided.generation != facts.set_back:
+        return SetTablesBack(decided)
     return _behind_the_sinks(facts) or _from_checkpoint(facts)
 
 
@@ -177,7 +201,7 @@ def _fall_back(facts: Facts, candidate: CheckpointCompleted, skipped: tuple[int,
         return Refuse(
             f"{damage}, and sink {past[0]!r} shows rows past {name}, the newest intact one: restoring that "
             f"alone would write these rows twice",
-            f"restore the damaged files from a backup, or {_ANEW}",
+            f"restore the damaged files from a backup, or {_back_to(candidate.checkpoint_id)}",
         )
     fence = facts.log.next_generation
     if any(record.fence < fence for record in facts.sinks.values()):

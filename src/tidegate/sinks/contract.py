@@ -307,6 +307,38 @@ class CheckingSink(BoundSink, Protocol):
         ...
 
 
+class SettingBack(msgspec.Struct, frozen=True):
+    """What setting a table back to a checkpoint would do to it. Versions are None where the table has none.
+
+    `others`: what others have written to it since, each in words. `remains`: what cannot be undone, in words.
+    """
+
+    from_version: int | None = None
+    to_version: int | None = None
+    rows_removed: int = 0
+    rows_added: int = 0
+    others: tuple[str, ...] = ()
+    remains: str | None = None
+
+
+@runtime_checkable
+class ReversibleSink(BoundSink, Protocol):
+    """A sink whose table can be set back to what it showed at a checkpoint, with the records that it had then."""
+
+    def look_back(self, to: Manifest) -> SettingBack:
+        """What `set_back` would do. Raise `SinkFailed`, or `CheckpointNotVisible`, if it cannot. Changes nothing."""
+        ...
+
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:
+        """In one step: show what was shown at the checkpoint, also of rows that were replaced since; remember the epoch
+        and the batches of then, and this generation, which older ones are fenced by. Durable when it returns.
+
+        It may come again for the same generation: then nothing is changed. A table that a sink had not written to yet
+        at the checkpoint, or that the pipeline did not have, shows nothing of it any more.
+        """
+        ...
+
+
 @runtime_checkable
 class KeptSink(BoundSink, Protocol):
     """A sink that looks after its table now and then, beside its commits."""

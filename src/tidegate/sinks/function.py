@@ -18,8 +18,9 @@ import msgspec
 
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.commit import CommitPermit
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
+from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, SinkPlace, decode_committable
 from tidegate.sinks.staging import (
     forget_generations,
     read_files,
@@ -28,7 +29,7 @@ from tidegate.sinks.staging import (
     refuse_put_back,
 )
 from tidegate.storage.files import Files
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -54,10 +55,15 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     calling: int = 0
     calling_next_batch: int = 0
     writer: str = ""
+    set_back: int = 0
+    """The generation by which it was last set back."""
 
     def fenced_at(self, generation: int) -> _Record:
         # A call that was interrupted was for what is skipped now: there are no such rows to repeat it with.
-        return _Record(self.epoch, self.next_batch, generation)
+        return _Record(self.epoch, self.next_batch, generation, set_back=self.set_back)
+
+    def set_back_by(self, generation: int, epoch: int, next_batch: int) -> _Record:
+        return _Record(min(self.epoch, epoch), min(self.next_batch, next_batch), generation, set_back=generation)
 
     def about_to_call(self, epoch: int, next_batch: int) -> _Record:
         return msgspec.structs.replace(self, calling=epoch, calling_next_batch=next_batch)
@@ -189,6 +195,28 @@ class BoundFunction:
                 self._records.force(number)
                 return
             if self._records.follow(number, record.fenced_at(generation)):
+                return
+
+    def look_back(self, to: Manifest) -> SettingBack:
+        _, record = self._records.newest()
+        if record.epoch <= to.epoch:
+            return SettingBack()
+        return SettingBack(
+            remains=f"{self.describe()} was called with epochs up to {record.epoch}, which is not undone: it is called "
+            f"again, under other numbers, with what comes after {checkpoint_name(to.checkpoint_id)}"
+        )
+
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:  # noqa: ARG002 - none write
+        stage = to.stages.get(self.place.stage)
+        sealed = None if stage is None or stage.committable is None else decode_committable(stage.committable)
+        while True:
+            number, record = self._records.newest()
+            if record.set_back >= generation:
+                self._records.force(number)
+                return
+            next_batch = 0 if sealed is None else sealed.through_batch + 1
+            epoch = 0 if sealed is None else to.epoch
+            if self._records.follow(number, record.set_back_by(generation, epoch, next_batch)):
                 return
 
     def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:

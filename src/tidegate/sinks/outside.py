@@ -1,4 +1,4 @@
-"""What the sinks of a pipeline show, asked from outside: without Spark, and without a pipeline's file.
+"""The sinks of a pipeline from outside: asked, and set back, without Spark and without a pipeline's file.
 
 Delta tables and functions can be asked by what a manifest knows of them. A database cannot: its credentials are in the
 pipeline alone.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from tidegate.errors import TidegateError
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
-from tidegate.sinks.contract import SinkPlace
+from tidegate.sinks.contract import ReversibleSink, SinkPlace
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.inspection import InspectedRoot, SeenSinks
 from tidegate.storage.manifest import Manifest, TableAddress
@@ -21,10 +21,10 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
     for name, shape in manifest.shape.items():
         if shape.table is None:
             continue
-        sink = _sink_at(shape.table)
         place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
         try:
-            found = None if sink is None else sink.bind(place).facts()
+            sink = bound_at(shape.table, place)
+            found = None if sink is None else sink.facts()
         except (TidegateError, OSError):
             found = None  # the run will say why it cannot be read
         if found is None:
@@ -34,7 +34,8 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
     return SeenSinks(facts, tuple(unseen))
 
 
-def _sink_at(table: TableAddress) -> DeltaTable | function.ForeachBatch | None:
+def bound_at(table: TableAddress, place: SinkPlace) -> ReversibleSink | None:
+    """The sink that wrote to a table; None: what a manifest knows of it is not enough."""
     if table.kind == "delta":
-        return DeltaTable(table.address)
-    return function.ForeachBatch(print) if table.kind in function.KINDS else None
+        return DeltaTable(table.address).bind(place)
+    return function.ForeachBatch(print).bind(place) if table.kind in function.KINDS else None

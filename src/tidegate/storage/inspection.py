@@ -16,7 +16,18 @@ import msgspec
 from tidegate.errors import DamagedCheckpoint, DamagedLog, ForeignRoot, NoRoot, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.protocol.names import checkpoint_name
-from tidegate.protocol.recovery import Examine, Facts, FenceSinks, Refuse, Restore, SinkFacts, Start, in_words, recover
+from tidegate.protocol.recovery import (
+    Examine,
+    Facts,
+    FenceSinks,
+    Refuse,
+    Restore,
+    SetTablesBack,
+    SinkFacts,
+    Start,
+    in_words,
+    recover,
+)
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.file_lists import FileList, SnapshotFile, all_files, files_of, read_list
 from tidegate.storage.files import Files, checksum
@@ -186,7 +197,13 @@ class Outlook(msgspec.Struct, frozen=True):
     @property
     def checkpoint(self) -> str | None:
         """The one that it goes on from."""
-        return checkpoint_name(self.start.checkpoint.checkpoint_id) if isinstance(self.start, Restore) else None
+        match self.start:
+            case Restore(checkpoint):
+                return checkpoint_name(checkpoint.checkpoint_id)
+            case SetTablesBack():
+                return checkpoint_name(self.start.checkpoint_id)
+            case _:
+                return None
 
     def __str__(self) -> str:
         said = f"the next run {in_words(self.start, self.health)}"
@@ -245,6 +262,10 @@ class InspectedRoot:
         log = self.log()
         found = [log.completed(checkpoint_id) for checkpoint_id in sorted(log.retained)]
         return [record for record in found if record is not None]
+
+    def current(self) -> list[CheckpointCompleted]:
+        """Those of them that the pipeline stands on, oldest first: not what was left behind when it went back."""
+        return self.log().lineage()[::-1]
 
     def is_retained(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self.log().retained

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tidegate.errors import ConflictingRows, Fenced, ForeignTable, SinkFailed, TablePutBack, TidegateError
+from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import (
@@ -41,6 +42,7 @@ from tidegate.sinks.contract import (
     Committable,
     FileSink,
     ProbingSink,
+    ReversibleSink,
     RowSink,
     Sink,
     SinkPlace,
@@ -50,8 +52,10 @@ from tidegate.sinks.contract import (
     decode_committable,
     staged_by,
 )
+from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
+from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,6 +146,22 @@ class SinkRun:
         return sealed
 
 
+def manifest_at(epoch: int, sink: BoundSink, sealed: Committable | None) -> Manifest:
+    """Of a checkpoint of a pipeline of one sink; None: it did not have that sink yet."""
+    stage = sink.place.stage
+    shape = StageShape("sink", (), "append", "", sink.table)
+    snapshot = StageSnapshot(
+        cut=None, cause=CutCause.ALIGNED, over_bound=False, files=SnapshotFiles(), positions={}, output_sequence=0,
+        in_flight={}, source_positions=(), watermark_ms=None, committable=None if sealed is None else sealed.encode(),
+        barrier_ms=0, alignment_ms=0, snapshot_ms=0, new_bytes=0, total_bytes=0,
+    )  # fmt: skip
+    is_known = sealed is not None
+    return Manifest(
+        FORMAT, sink.place.pipeline, epoch, epoch, 1, 1, 0, True, "2026-01-01", 1, None,
+        {stage: shape} if is_known else {}, {stage: snapshot} if is_known else {},
+    )  # fmt: skip
+
+
 def _write_file(staging: Files, batch: int, rows: Sequence[Row]) -> StagedFile:
     """What Spark's file sink would write."""
     pyarrow, parquet = (importlib.import_module(name) for name in ("pyarrow", "pyarrow.parquet"))
@@ -162,6 +182,8 @@ class SinkConformance:
     """Whether rows replace those with the same id."""
     shares_table: ClassVar[bool] = True
     """Whether two stages may write to one table."""
+    undoes: ClassVar[bool] = True
+    """Whether a table that is set back no longer shows what came since. Else that cannot be undone."""
     creates_table: ClassVar[bool] = True
     """Whether there is a table that `prepare_table` has to create. Else all that is remembered lies in the root."""
 
@@ -334,6 +356,54 @@ class SinkConformance:
                 assert refused, "a table without the rows of an epoch that it had shown was taken for whole"
         assert self.shown("back") == shown
         assert run.sink.facts() == facts
+
+    def test_a_table_that_is_set_back_to_a_checkpoint_shows_what_it_showed_then_and_goes_on_from_there(self) -> None:
+        run = self.start("set back")
+        if not isinstance(run.sink, ReversibleSink):
+            return
+        run.stage([(1, "a"), (2, "b")])
+        sealed = run.sealed()
+        run.commit(1, sealed)
+        run.on_visible(sealed)
+        then = self.shown("set back")
+        run.show(2, [(2, "c"), (3, "d")])
+        run.show(3, [])
+        run.stage([(4, "e")])
+        late = run.sealed()
+        now = self.shown("set back")
+        to = manifest_at(1, run.sink, sealed)
+        run.sink.look_back(to)
+        assert self.shown("set back") == now, "looking changes nothing"
+        another = self.bound("set back")
+        assert isinstance(another, ReversibleSink)
+        for _ in range(2):  # the second time it is done already
+            another.set_back(to, 2, discards_others=False)
+            assert self.shown("set back") == (then if self.undoes else now)
+            facts = self.bound("set back").facts()
+            assert (facts.committed_epoch, facts.next_batch, facts.fence) == (1, 1, 2)
+        is_fenced = False
+        try:
+            run.commit(4, late)
+        except Fenced:
+            is_fenced = True
+        assert is_fenced, "a run of before, which has not heard of it, committed"
+        after = self.restart("set back", 3, sealed)
+        assert after.commit(1, sealed) is CommitAnswer.ALREADY
+        after.show(5, [(5, "f")])
+        assert self.shown("set back") == (then if self.undoes else now) + Counter([(5, "f")])
+
+    def test_a_table_that_was_not_the_pipelines_yet_shows_nothing_of_it_when_it_is_set_back(self) -> None:
+        run = self.start("unknown")
+        if not isinstance(run.sink, ReversibleSink):
+            return
+        run.show(2, [(1, "a")])
+        before = manifest_at(1, run.sink, None)
+        run.sink.set_back(before, 2, discards_others=False)
+        facts = run.sink.facts()
+        assert (facts.committed_epoch, facts.next_batch) == (0, 0)
+        assert self.shown("unknown") == (Counter() if self.undoes else Counter([(1, "a")]))
+        self.restart("unknown", 3, None).show(3, [(2, "b")])
+        assert self.shown("unknown") == Counter([(2, "b")] if self.undoes else [(1, "a"), (2, "b")])
 
     def test_a_table_that_lost_a_commit_which_is_still_sealed_shows_it_or_says_that_the_rows_are_gone(self) -> None:
         run = self.start("retold")

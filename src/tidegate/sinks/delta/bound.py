@@ -23,11 +23,12 @@ from deltalake.transaction import AddAction
 from tidegate.errors import Fenced, InvariantViolation, SinkFailed, first_line
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, Upkeep
+from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, SinkPlace, Upkeep
 from tidegate.sinks.delta.appending import Appending
 from tidegate.sinks.delta.checks import check_columns, check_demands, check_found
 from tidegate.sinks.delta.keyed import ByKey
 from tidegate.sinks.delta.log import TRIES, TableLog
+from tidegate.sinks.delta.setting_back import Reversal
 from tidegate.sinks.delta.staged import Staged, epoch_of, remove
 from tidegate.sinks.delta.upkeep import Keeper
 from tidegate.sinks.staging import forget_generations, refuse_foreign, refuse_gone, refuse_put_back
@@ -201,6 +202,15 @@ class BoundDeltaTable:
 
     def forget_staged(self, before_generation: int) -> None:
         forget_generations(self.staging, before_generation)
+
+    # -- going back -------------------------------------------------------------------------------
+
+    def look_back(self, to: Manifest) -> SettingBack:
+        return Reversal(self.sink, self.place, self._log, to).look()
+
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:
+        with self.sink.turn:
+            Reversal(self.sink, self.place, self._log, to).apply(generation, discards_others=discards_others)
 
     # -- upkeep -----------------------------------------------------------------------------------
 

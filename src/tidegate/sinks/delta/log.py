@@ -1,7 +1,8 @@
 """The log of a Delta table, as one owner writes to it: its versions, and what they record of the owner's epochs.
 
 A record is an application transaction of the table, `tidegate/<owner>/<kind>`: the `epoch` and the `batch` that are
-shown, the generation of the `fence`, and the `root` that the owner's rows come from.
+shown, the generation of the `fence`, the `root` that the owner's rows come from, and the generation by which the table
+was last `set_back` to an older checkpoint.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import deltalake
+import msgspec
 from deltalake import CommitProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction
@@ -23,11 +25,12 @@ from tidegate.sinks.contract import SinkPlace
 from tidegate.sinks.delta.scan import active_files
 from tidegate.sinks.staging import foreign_table
 from tidegate.storage.disk import sync
+from tidegate.storage.system import say
 
 if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
 
-Kind = Literal["epoch", "batch", "fence", "root"]
+Kind = Literal["epoch", "batch", "fence", "root", "set_back"]
 
 TRIES: Final = 5
 """How often a transaction is made again that met another writer's."""
@@ -71,20 +74,25 @@ class TableLog:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def recorded(self, table: deltalake.DeltaTable, kind: Kind) -> int:
-        """0: nothing is."""
-        return table.transaction_version(self._name(kind)) or 0
+    def recorded(self, table: deltalake.DeltaTable, kind: Kind, stage: str | None = None) -> int:
+        """0: nothing is. `stage`: another one of the pipeline."""
+        return table.transaction_version(self._name(kind, stage)) or 0
 
-    def record(self, kind: Kind, value: int) -> Transaction:
+    def record(self, kind: Kind, value: int, stage: str | None = None) -> Transaction:
         # Where transactions expire, Delta on Spark takes one without a time for an old one.
-        return Transaction(self._name(kind), value, time.time_ns() // 1_000_000)
+        return Transaction(self._name(kind, stage), value, time.time_ns() // 1_000_000)
 
     def root_record(self) -> Transaction:
         """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
         return self.record("root", _number(self._place.root))
 
-    def _name(self, kind: Kind) -> str:
-        return f"tidegate/{self._place.owner}/{kind}"
+    def _name(self, kind: Kind, stage: str | None = None) -> str:
+        return f"{self.prefix}{stage or self._place.stage}/{kind}"
+
+    @property
+    def prefix(self) -> str:
+        """How the names of all records of the pipeline begin."""
+        return f"tidegate/{self._place.pipeline}/"
 
     def check_root(self, table: deltalake.DeltaTable) -> None:
         """Refuse a table whose rows of this owner come from another root."""
@@ -116,6 +124,31 @@ class TableLog:
             raise SinkFailed(f"{self._described} cannot be written: {first_line(error)}") from error
         self.force(through=table.version() + 1)
         return True
+
+    def restore(self, table: deltalake.DeltaTable, version: int, records: list[Transaction]) -> bool:
+        """Make the next version of the table show what an older one did. False: the table has moved on."""
+        try:
+            table.restore(version, commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0))
+        except DeltaError as error:
+            now = self.open()
+            if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
+                return False
+            raise SinkFailed(
+                f"{self._described} cannot be set back to version {version}: {first_line(error)}; if files of it were "
+                f"vacuumed, set it back to a newer checkpoint"
+            ) from error
+        self.force(through=table.version() + 1)
+        return True
+
+    def changes_since(self, version: int, newest: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+        """What each later version has done, as the table's log says it, one object an action."""
+        for number in range(version + 1, newest + 1):
+            file = self.path / "_delta_log" / f"{number:020d}.json"
+            try:
+                lines = file.read_text("utf-8").splitlines()
+            except OSError as error:
+                raise SinkFailed(f"{file}, of {self._described}, cannot be read: {say(error)}") from error
+            yield number, [msgspec.json.decode(line) for line in lines if line]
 
     def force(self, through: int) -> None:
         """Force the last versions of the table's log to the disk, which deltalake leaves to the system.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,8 +98,9 @@ class TablesAt(Mapping[str, TableAt]):
 def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> TablesAt:
     """All Delta tables of the pipeline with this root, as they were at a checkpoint.
 
-    `checkpoint` is an id such as "ckpt-000042" that the root retains; left out, it is the newest one that is aligned
-    and that all tables show. Tables of other kinds keep no versions and are not among them.
+    `checkpoint` is an id such as "ckpt-000042" that the root retains; left out, it is the newest one that is aligned,
+    that all tables show, and that was not left behind by `restore`. Tables of other kinds keep no versions and are not
+    among them.
 
     Sinks that write to one table commit to it one after the other. Where one came with a later checkpoint before
     another was done with this one, no version of the table shows just this one, and `CheckpointNotVisible` says so.
@@ -110,7 +111,7 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
         if number is None:
             raise UnknownCheckpoint(f"{checkpoint!r} names no checkpoint; write 42 or {checkpoint_name(42)!r}")
         return _named(inspected, number)
-    retained = inspected.retained()
+    retained = inspected.current()
     hidden: CheckpointNotVisible | None = None
     for record in sorted(retained, key=lambda each: each.checkpoint_id, reverse=True):
         if record.aligned:
@@ -161,7 +162,7 @@ def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
         sharing.setdefault(os.path.realpath(address), []).append(name)
     tables: dict[str, TableAt] = {}
     for names in sharing.values():
-        tables |= dict.fromkeys(names, _table_at(names, Path(addresses[names[0]]), manifest))
+        tables |= dict.fromkeys(names, table_at(names, Path(addresses[names[0]]), manifest))
     return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
 
 
@@ -197,9 +198,22 @@ class _Versions:
         return [sink for sink in self._sinks if self._lacks(sink, self._record(table, sink, "batch"))]
 
     def _lacks(self, sink: str, next_batch: int) -> bool:
-        sealed = self._manifest.stages[sink].committable
-        files = () if sealed is None else decode_committable(sealed).files
-        return any(each.batch >= next_batch and each.rows for each in files)
+        stage = self._manifest.stages.get(sink)
+        if stage is None or stage.committable is None:
+            return False
+        sealed = decode_committable(stage.committable)
+        return next_batch <= max([sealed.shown_through, *(each.batch for each in sealed.files if each.rows)])
+
+    def set_back_before(self, version: int) -> int:
+        """The version by which the table was last set back to an older checkpoint, or 0: only since then the records of
+        epochs have grown from version to version."""
+        generation = self._set_back(version)
+        return _first(lambda each: self._set_back(each) >= generation, version) if generation else 0
+
+    def _set_back(self, version: int) -> int:
+        """The generation that has done so."""
+        table = self._at(version)
+        return max(self._record(table, sink, "set_back") for sink in self._sinks)
 
     def _record(self, table: deltalake.DeltaTable, sink: str, kind: str) -> int:
         return table.transaction_version(f"tidegate/{self._pipeline}/{sink}/{kind}") or 0
@@ -221,40 +235,64 @@ def versions_of(path: Path, sink: str, manifests: Iterable[Manifest]) -> list[in
     """The versions of a table by which these checkpoints are read, those that can be. `sink`: one that writes to it."""
     found: list[int] = []
     for manifest in manifests:
-        addresses = _addresses(manifest)
-        sinks = [name for name in addresses if os.path.realpath(addresses[name]) == os.path.realpath(path)]
-        if not sinks and sink in manifest.stages:
-            sinks = [sink]  # the table has been moved since
-        if sinks:
+        sinks = sinks_sharing(path, sink, manifest)
+        if any(each in manifest.stages for each in sinks):
             with suppress(CheckpointNotVisible):
-                found.append(_table_at(sinks, path, manifest).version)
+                found.append(table_at(sinks, path, manifest).version)
     return found
 
 
-def _table_at(sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
-    """The last version of a table that shows no later epoch of any of its sinks. Their records only grow."""
+def sinks_sharing(path: Path, sink: str, manifest: Manifest) -> list[str]:
+    """The sinks of a pipeline that wrote to a table, by a checkpoint, and this one, which does now: the table may have
+    been moved since."""
+    addresses = _addresses(manifest)
+    there = [name for name in addresses if os.path.realpath(addresses[name]) == os.path.realpath(path)]
+    return there if sink in there else [*there, sink]
+
+
+def table_at(sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
+    """The last version of a table that shows no later epoch of any of its sinks; where it was set back since, the last
+    one of before that, if need be."""
     versions = _Versions(manifest.pipeline, sinks, path, manifest)
-    newest = versions.newest()
-    version, above = newest, newest + 1
-    if versions.later(newest):
-        version, above = 0, newest  # `above` shows a later epoch; version 0, when the table was created, none
-        while above - version > 1:
-            middle = (version + above) // 2
-            try:
-                is_above = bool(versions.later(middle))
-            except SinkFailed:
-                is_above = False  # older than what is left of the table's log
-            version, above = (version, middle) if is_above else (middle, above)
-    hidden = versions.hidden(version)
-    if not hidden:
-        return TableAt(path, version)
-    if version == newest:
-        why = "does not show it yet; try again"
-    elif hidden[0] in (first := versions.later(above)):
-        why = "showed it only together with a later one; read that"
-    else:
-        why = (
-            f"has no version that shows it alone: several sinks write to it, and rows of {first[0]!r} of a later "
-            f"checkpoint came before those of {hidden[0]!r}; read another checkpoint, or give each sink its own table"
-        )
+    last = newest = versions.newest()
+    why: str | None = None
+    while True:
+        first = versions.set_back_before(last)
+        if first == 0 or not versions.later(first):
+            version = _first(lambda version: bool(versions.later(version)), last + 1, first) - 1
+            hidden = versions.hidden(version)
+            if not hidden:
+                return TableAt(path, version)
+            why = why or _why_hidden(versions, hidden, version, newest)
+        if first == 0:
+            break
+        last = first - 1
     raise CheckpointNotVisible(f"{checkpoint_name(manifest.checkpoint_id)} is complete, but {path} {why}")
+
+
+def _first(holds: Callable[[int], bool], below: int, known: int = -1) -> int:
+    """The first version of which something holds, as it does of all later ones below, by bisection. It does not hold of
+    the one that is `known`."""
+    version, above = known, below
+    while above - version > 1:
+        middle = (version + above) // 2
+        try:
+            is_above = holds(middle)
+        except SinkFailed:
+            is_above = False  # older than what is left of the table's log
+        version, above = (version, middle) if is_above else (middle, above)
+    return above
+
+
+def _why_hidden(versions: _Versions, hidden: Sequence[str], version: int, newest: int) -> str:
+    if version == newest:
+        return "does not show it yet; try again"
+    first = versions.later(version + 1)
+    if not first:
+        return "showed it only before it was set back, and then together with a later one"
+    if hidden[0] in first:
+        return "showed it only together with a later one; read that"
+    return (
+        f"has no version that shows it alone: several sinks write to it, and rows of {first[0]!r} of a later "
+        f"checkpoint came before those of {hidden[0]!r}; read another checkpoint, or give each sink its own table"
+    )

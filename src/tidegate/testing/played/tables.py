@@ -1,8 +1,9 @@
 """Played tables: a `FileSink` and a `RowSink` whose record, fence and staged rows lie in `Files`.
 
 A table is a log of versions, each created if absent, so that of two that change it at the same time one looks again and
-sees the other's fence. A version says what it adds, and of every owner what is known: its root, fence, last epoch and
-next batch. The files that a commit shows are kept under `data/`; what a batch has staged lies under `staged/`.
+sees the other's fence. A version says what it adds, or which one before it shows the same, and of every owner what is
+known: its root, fence, last epoch and next batch. The files that a commit shows are kept under `data/`; what a batch
+has staged lies under `staged/`.
 
 What a table shows is read from it, by whoever holds the same files: `versions`, `visible`. Where it is slow or fails is
 a caller's word: `on_call`.
@@ -16,13 +17,22 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
-from tidegate.errors import Fenced, SinkFailed
+from tidegate.errors import CheckpointNotVisible, Fenced, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import BoundSink, CommitAnswer, Committable, SinkPlace, StagedBatch
+from tidegate.sinks.contract import (
+    BoundSink,
+    CommitAnswer,
+    Committable,
+    SettingBack,
+    SinkPlace,
+    Staged,
+    StagedBatch,
+    decode_committable,
+)
 from tidegate.sinks.staging import foreign_table, refuse_foreign, refuse_put_back
 from tidegate.storage.files import Files, clear
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.testing.played.rows import PlayedRows, decode_rows, encode_rows, joined
 
 if TYPE_CHECKING:
@@ -31,7 +41,19 @@ if TYPE_CHECKING:
 _LOG: Final = "log"
 _STAGED: Final = "staged"
 
-Call = Literal["check_commit", "commit", "committed", "fence", "fenced", "facts", "claim", "stage", "forget_staged"]
+Call = Literal[
+    "check_commit",
+    "commit",
+    "committed",
+    "fence",
+    "fenced",
+    "facts",
+    "claim",
+    "stage",
+    "forget_staged",
+    "set_back",
+    "was_set_back",
+]
 
 
 class OwnerRecord(msgspec.Struct, frozen=True):
@@ -41,10 +63,12 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     fence: int = 0
     epoch: int = 0
     next_batch: int = 0
+    set_back: int = 0
 
 
 class Version(msgspec.Struct, frozen=True):
-    """One change of a table. `data`: the files that it shows from now on."""
+    """One change of a table. `data`: the files that it shows from now on. `shows`: the number of the version that it
+    goes back to; None: it adds to the one before."""
 
     id: str
     table: str
@@ -53,6 +77,7 @@ class Version(msgspec.Struct, frozen=True):
     epoch: int = 0
     generation: int = 0
     data: tuple[str, ...] = ()
+    shows: int | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(Version)
@@ -115,12 +140,15 @@ class PlayedTable:
 
     def visible(self) -> PlayedRows:
         """What a reader sees, in the order in which it became visible."""
-        return joined(self.rows_of(each) for each in self.versions())
+        return joined(decode_rows(data) for data in self.data)
 
     @property
     def data(self) -> list[bytes]:
         """The files that a reader sees."""
-        return [self._files.read(name) or b"" for version in self.versions() for name in version.data]
+        shown: list[tuple[str, ...]] = [()]
+        for version in self.versions():
+            shown.append((*shown[-1], *version.data) if version.shows is None else shown[version.shows])
+        return [self._files.read(name) or b"" for name in shown[-1]]
 
     def facts(self, owner: str) -> SinkFacts:
         """What it says of an owner, without being asked through the contract."""
@@ -234,6 +262,39 @@ class _BoundTable:
         is_new = self._sink.change(self._place.owner, committed)
         self._sink.on_call("committed")
         return CommitAnswer.COMMITTED if is_new else CommitAnswer.ALREADY
+
+    def look_back(self, to: Manifest) -> SettingBack:
+        number, _ = self._then(to)
+        return SettingBack(len(self._sink.versions()), number)
+
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:  # noqa: ARG002 - none write
+        self._sink.on_call("set_back")
+
+        def back(record: OwnerRecord) -> Version | None:
+            self._refuse_another_root(record)
+            if record.set_back >= generation:
+                return None
+            number, then = self._then(to)
+            then = msgspec.structs.replace(then, root=record.root, fence=generation, set_back=generation)
+            return msgspec.structs.replace(self._version(then, generation=generation), shows=number)
+
+        self._sink.change(self._place.owner, back)
+        self._sink.on_call("was_set_back")
+
+    def _then(self, to: Manifest) -> tuple[int, OwnerRecord]:
+        """The newest version that shows all of a checkpoint, and nothing later."""
+        stage = to.stages.get(self._place.stage)
+        sealed = (
+            Committable(-1) if stage is None or stage.committable is None else decode_committable(stage.committable)
+        )
+        staged: list[Staged] = [*sealed.files, *sealed.batches]
+        through = max([sealed.shown_through, *(each.batch for each in staged if each.rows)])
+        for number, version in reversed(list(enumerate(self._sink.versions(), start=1))):
+            record = version.owners.get(self._place.owner, OwnerRecord())
+            is_known = stage is not None or not record.next_batch
+            if is_known and record.epoch <= to.epoch and record.next_batch > through:
+                return number, record
+        raise CheckpointNotVisible(f"{self.describe()} has no version that shows epoch {to.epoch}")
 
     def forget_staged(self, before_generation: int) -> None:
         self._sink.on_call("forget_staged")

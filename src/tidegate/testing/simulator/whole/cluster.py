@@ -5,14 +5,14 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
 from tidegate.engine.leading import reports_in
 from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
-from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed
+from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed, TidegateError
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
@@ -34,10 +34,12 @@ from tidegate.testing.played import (
 from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
 from tidegate.testing.simulator.dag import Dag, again
 from tidegate.testing.simulator.whole.driver import SimulatedDriver
-from tidegate.testing.simulator.whole.files import Disk, SeenFiles
+from tidegate.testing.simulator.whole.files import Disk, Killed, SeenFiles
 from tidegate.testing.simulator.whole.prefix import WholePrefix
 from tidegate.testing.simulator.whole.users import SimulatedUser
 from tidegate.testing.simulator.world import Faults, World
+
+_FAILING_CALLS: Final = frozenset({"commit", "committed", "check_commit", "set_back", "was_set_back"})
 
 
 class QueryFaults(msgspec.Struct):
@@ -78,6 +80,8 @@ class WholeScenario(msgspec.Struct, frozen=True):
     """How likely a run ends when it has consumed all that there is."""
     chains: float = 0.0
     """How likely a stage that can be is chained to its input, each time that a generation is opened."""
+    set_backs: int = 0
+    """How often somebody brings the pipeline and its tables back to a checkpoint, or forward."""
     late: tuple[str, ...] = ()
     """Stages that the pipeline does not have at first: somebody adds them while it runs."""
 
@@ -99,8 +103,7 @@ class WholeCluster:
         self.dag = scenario.dag
         self.config = scenario.config
         self.backlog = BacklogBound(max_segments=scenario.backlog_segments)
-        self.window = scenario.window
-        self.max_files = scenario.max_files
+        self.window, self.max_files = scenario.window, scenario.max_files
         self.query_faults = scenario.query_faults
         self.checkers = Checkers(scenario.dag, self.world, scenario.config)
         self.disk = Disk("root")
@@ -122,10 +125,11 @@ class WholeCluster:
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
         self._fed = dict.fromkeys(scenario.dag.sources, 0)
         self._shown = dict.fromkeys(scenario.dag.sinks, 0)
+        self._visible_at: dict[tuple[str, int], dict[int, int]] = {}
+        """What each version of each table shows."""
         self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
         self.refused: str | None = None
-        self.crashes = 0
-        self.aborted = 0
+        self.crashes = self.set_back = self.aborted = 0
         self.killed_at: Counter[str] = Counter()
         self.is_down = False
         self.lock: str | None = None
@@ -275,9 +279,9 @@ class WholeCluster:
         )
 
     def _on_call(self, sink: str, call: str) -> None:
-        if call == "committed":
+        if call in ("committed", "was_set_back"):
             self._on_committed(sink)
-        if call in ("commit", "committed", "check_commit") and self.world.chance(self.world.faults.store_fails):
+        if call in _FAILING_CALLS and self.world.chance(self.world.faults.store_fails):
             raise SinkFailed(f"the table of {sink} failed")
 
     def _shape(self, definition: StageDefinition) -> StageShape:
@@ -363,16 +367,23 @@ class WholeCluster:
         """A table has another version: what it shows is read from it, as a reader would."""
         table = self.table(sink, None)
         versions = table.versions()
-        for version in versions[self._shown[sink] :]:
-            if version.epoch:
+        exactly_once = self.checkers.exactly_once
+        for number, version in list(enumerate(versions, start=1))[self._shown[sink] :]:
+            if version.shows is not None:
+                exactly_once.visible[sink] = dict(self._visible_at[sink, version.shows])
+            elif version.epoch:
                 self.checkers.no_checkpoint_lost.on_epoch_visible(sink, version.epoch)
-                self.checkers.exactly_once.on_rows_visible(sink, table.rows_of(version).ranges)
-                self._prefixes.on_visible(sink, version.epoch, self.checkers.exactly_once.visible[sink])
+                exactly_once.on_rows_visible(sink, table.rows_of(version).ranges)
+                self._prefixes.on_visible(sink, version.epoch, exactly_once.visible[sink])
+            self._visible_at[sink, number] = dict(exactly_once.visible[sink])
         self._shown[sink] = len(versions)
 
     def on_refused(self, refusal: RecoveryRefused) -> None:
         """Right only where all are damaged, or a table shows what only a damaged one holds."""
         log, damaged = self.checkers.log, self.checkers.no_checkpoint_lost.damaged_checkpoints
+        if log.setting_back is not None and log.setting_back.base in damaged:
+            self.refused = str(refusal)
+            return
         intact = [each for each in log.lineage() if each.checkpoint_id not in damaged]
         shown = max(map(self.epoch_of, self.dag.sinks))
         if not damaged or (intact and shown <= intact[0].epoch):
@@ -404,6 +415,7 @@ class WholeCluster:
             (scenario.damages, self._damage),
             (scenario.power_losses, self._lose_power),
             (1 if scenario.late else 0, self._add_late),
+            (scenario.set_backs, self._set_back),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -480,6 +492,24 @@ class WholeCluster:
         """Somebody starts a new version of the pipeline."""
         self.has_late = True
         self._take_over()
+
+    def _set_back(self) -> None:
+        """Somebody brings the pipeline and its tables to a checkpoint that is retained; mostly while nothing runs."""
+        rng, user = self.world.random, SimulatedDriver(self, "user")
+        if rng.random() < 0.7:
+            self._go_down()
+        damaged = self.checkers.no_checkpoint_lost.damaged_checkpoints
+        intact = [each for each in self.checkers.log.retained if each not in damaged]
+        if not intact:
+            return
+        target = rng.choice(intact)
+        self.world.note("somebody restores checkpoint {}", target)
+        try:
+            user.set_back(target)
+        except Killed:
+            self.world.note("and is killed")
+        except TidegateError as error:
+            self.world.note("and fails: {}", error)
 
     def _fill_disk(self) -> None:
         self.world.note("the disk is full")

@@ -18,8 +18,9 @@ from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
 from tidegate.engine.root import Root
+from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows
-from tidegate.errors import Fenced, RecoveryRefused, Superseded, TidegateError
+from tidegate.errors import Fenced, RecoveryRefused, Superseded, TidegateError, UnknownCheckpoint
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import Claim, CommitSink, Patience
 from tidegate.protocol.commit import RetryPause
@@ -30,6 +31,7 @@ from tidegate.sinks.contract import BoundSink, RowSink, SinkPlace
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.files import Files
+from tidegate.storage.inspection import look_through
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import PlayedQuery, PlayedRows, Step
@@ -336,6 +338,24 @@ class SimulatedDriver:
         for sink in sinks.values():
             sink.claim()
         self._run(opened, fitting.base, sinks, store)
+
+    def set_back(self, checkpoint_id: int) -> None:
+        """As `tidegate restore` does, which is no run. Raises if it cannot be done."""
+        store: Any = self.files(fails=True)
+        root = Root(store, "simulated", root_id=self.cluster.new_id())
+        sinks = self._sinks(store, root.id)
+        log = root.decisions.read()
+        record = log.completed(checkpoint_id)
+        if record is None:
+            raise UnknownCheckpoint(f"{checkpoint_id} is gone")
+        tables = PipelineTables(store, "simulated", root.id, log, sinks).look_back(look_through(store, record))
+        if any(each.refused is not None for each in tables):
+            raise RecoveryRefused(f"{tables}")
+        if self.world.random.random() < 0.5:
+            self.life.calls_left = self.world.random.randint(0, 50)  # it is killed in the midst of what changes anything
+        clock = _OpeningClock(self.world)
+        RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock).set_back(checkpoint_id)
+        self.cluster.set_back += 1
 
     def _sinks(self, store: Files, root: str) -> dict[str, BoundSink]:
         return {

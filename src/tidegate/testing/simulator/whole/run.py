@@ -40,6 +40,7 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
     chance = random.Random(f"late {seed}")
     if chance.random() < 0.25:
         dag, late = with_late_stages(dag, chance)
+    set_backs = chance.randint(1, 3) if chance.random() < 0.25 else 0
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
         dag=dag,
@@ -47,7 +48,7 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
             interval_ms=rng.choice((100, 200)),
             timeout_ms=rng.choice((1_000, 2_000)),
             max_concurrent=rng.choice((1, 1, 2, 3)),
-            max_retained=rng.randint(1, 3),
+            max_retained=max(rng.randint(1, 3), 3 if set_backs else 1),
             retain_ms=rng.choice((0, 0, 300, 3_000)),
             incremental=rng.random() < 0.9,
             alignment=AlignmentConfig(
@@ -65,7 +66,8 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         query_faults=QueryFaults(
             task_fails=sometimes(0.05), runs_away=sometimes(0.001), dies_early=rng.choice((0.0, 0.0, 0.3))
         ),
-        fault_phase_ms=1_500,
+        # So that there is something to go back to.
+        fault_phase_ms=4_000 if set_backs else 1_500,
         crashes=up_to(2),
         kills=up_to(3),
         pauses=up_to(2),
@@ -81,6 +83,7 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         power_losses=rng.randint(1, 2) if rng.random() < 0.15 else 0,
         available_now=rng.choice((0.0, 0.0, 0.5)),
         chains=chains,
+        set_backs=set_backs,
         late=late,
     )
 
