@@ -62,6 +62,17 @@ ON_A_ROOT = (
 )
 
 
+# These need what Spark has stored: they are run as they stand there, one after the other, where the example has run.
+ON_WHAT_SPARK_HAS_STORED = (
+    "tidegate inspect --root state/orders",
+    "tidegate inspect latest --root state/orders --stage revenue",
+    "tidegate inspect latest --root state/orders --stage revenue --where \"key.country = 'DE'\" --limit 5",
+    "tidegate inspect latest --root state/orders --stage revenue --format csv --out revenue.csv",
+    "tidegate inspect latest --root state/orders --stage revenue --format parquet --out revenue-state",
+    "tidegate diff 2 latest --root state/orders --stage revenue",
+    "tidegate verify --root state/orders --deep orders.py",
+)
+
 GUIDES = sorted((ROOT / "docs").glob("*.md"))
 
 
@@ -84,7 +95,7 @@ def documented_commands() -> set[str]:
 
 
 def test_every_command_in_the_documents_is_known_here() -> None:
-    assert documented_commands() == {*COMMANDS, *ON_A_ROOT}
+    assert documented_commands() == {*COMMANDS, *ON_A_ROOT, *ON_WHAT_SPARK_HAS_STORED}
 
 
 @pytest.fixture(scope="module")
@@ -163,6 +174,47 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     assert read.returncode == 0, read.stderr
     assert "ckpt-" in read.stdout
     assert "[200 rows x 4 columns]" in read.stdout
+    check_the_guide_to_looking_inside(tmp_path)
+
+
+# In one process, because each would start Spark; with rows of a second run, so that there is something to compare.
+LOOKING_INSIDE = """
+import os, shlex, sys
+from pathlib import Path
+from tidegate.cli.app import app
+from tidegate.cli.load import load_pipeline
+from tidegate.storage.inspection import InspectedRoot
+
+root = InspectedRoot(Path("state/orders"))
+read = root.manifest(root.newest()).stages["orders"].cut
+Path("orders/.2.json").write_text('{{"id": 300, "ts": "2026-01-01T05:00:00Z", "country": "DE", "amount": 300}}')
+os.rename("orders/.2.json", "orders/2.json")
+load_pipeline(Path("orders.py"), None, to_run=True).run(root="state/orders", available_now=True, retain=20)
+(*_, before) = (each for each in root.retained() if root.manifest(each).stages["orders"].cut == read)
+for command in {commands!r}:
+    print("$", command, flush=True)
+    app(shlex.split(command.replace("diff 2 ", f"diff {{before.checkpoint_id}} "))[1:], standalone_mode=False)
+{example}
+"""
+
+
+def check_the_guide_to_looking_inside(folder: Path) -> None:
+    """What docs/inspecting.md says, where the example of the front page has run."""
+    guide = (ROOT / "docs" / "inspecting.md").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    program = LOOKING_INSIDE.format(commands=ON_WHAT_SPARK_HAS_STORED, example=shown)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = done.stdout.split("$ ")
+    assert "revenue       0 aggregation           window(ts), country           6\n" in told[1]
+    assert "2026-01-01 05:00:00  2026-01-01 05:01:00  DE           300" in told[2]
+    assert len((folder / "revenue.csv").read_text(encoding="utf-8").splitlines()) == 7
+    assert (folder / "revenue-state").is_dir()
+    assert re.search(r"1 key added, \d+ removed, 0 changed, 5 unchanged\n\+ window .*T05:00:00.000Z", told[6])
+    assert told[7].count(" would run: ") == 3
+    assert "|count|" in told[7]
 
 
 @pytest.mark.slow

@@ -40,6 +40,7 @@ from tidegate.errors import (
     TidegateError,
     UnknownCheckpoint,
     UnknownInput,
+    UnknownState,
 )
 
 PARENTS: dict[type[TidegateError], type[Exception]] = {
@@ -54,6 +55,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     NotRunning: TidegateError,
     RequestFailed: TidegateError,
     UnknownCheckpoint: TidegateError,
+    UnknownState: TidegateError,
     CheckpointNotVisible: TidegateError,
     StageFailed: TidegateError,
     DataLost: StageFailed,

@@ -123,6 +123,8 @@ def _type(field: dict[str, Any], parts: dict[str, Any]) -> str:
     if field["type"] == "array":
         return f"array of {_type(field['items'], parts)}"
     if field["type"] == "object":
+        if "additionalProperties" not in field:
+            return "object"
         return f"object of {_type(field['additionalProperties'], parts)}"
     return "time" if field.get("format") == "date-time" else str(field["type"])
 

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.engine.inspecting import state
     from tidegate.engine.pipeline import Pipeline
     from tidegate.engine.restoring import restore
     from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
@@ -32,6 +33,7 @@ __all__ = [
     "__version__",
     "read",
     "restore",
+    "state",
 ]
 
 _HOMES: Final = {
@@ -45,6 +47,7 @@ _HOMES: Final = {
     "PostgresTable": "tidegate.sinks.postgres.table",
     "read": "tidegate.sinks.delta.reading",
     "restore": "tidegate.engine.restoring",
+    "state": "tidegate.engine.inspecting",
 }
 
 

@@ -11,6 +11,7 @@
      ├─ NotRunning               no run is alive on the root, so nobody does what was asked
      ├─ RequestFailed            the live run did not do what it was asked for
      ├─ UnknownCheckpoint        the root retains no checkpoint of that id
+     ├─ UnknownState             the checkpoint holds no such stage, or nothing of that kind for it
      ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
      │   └─ DataLost               what a source has yet to read is gone from where it reads
@@ -91,6 +92,10 @@ class RequestFailed(TidegateError):
 
 class UnknownCheckpoint(TidegateError):
     """The root retains no checkpoint of that id."""
+
+
+class UnknownState(TidegateError):
+    """A checkpoint holds no such stage, or no such state of it, or nothing in flight to it."""
 
 
 class CheckpointNotVisible(TidegateError):

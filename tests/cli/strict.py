@@ -67,7 +67,7 @@ def _problems_inside(value: Any, wanted: dict[str, Any], where: str) -> list[str
         if not value.keys() == fields.keys() == set(wanted["required"]):
             return [f"{where} has {sorted(value)}, not {sorted(fields)}"]
         parts = {f".{name}": (item, fields[name]) for name, item in value.items()}
-    elif wanted["type"] == "object":
+    elif "additionalProperties" in wanted:  # else it is of the user's own columns
         parts = {f".{name}": (item, wanted["additionalProperties"]) for name, item in value.items()}
     else:
         parts = {}

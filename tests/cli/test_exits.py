@@ -19,7 +19,7 @@ from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
 
 GUIDE = Path(__file__).parents[2] / "docs" / "commands.md"
-COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "graph", "demo", "simulate")
+COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "inspect", "diff", "graph", "demo", "simulate")
 
 PIPELINE = """
 import tidegate as tg
@@ -36,6 +36,7 @@ def kept(rows): ...
 CODES = {
     "InvalidConfig": 2,
     "InvalidPipeline": 2,
+    "UnknownState": 2,
     "RootInUse": 3,
     "NoRoot": 3,
     "ForeignRoot": 3,

@@ -186,7 +186,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "source_logs_are_not_restarted",
         "a restored stage keeps its offsets in gates that are no more",
-        rewrite(Edit(launching.lay_out, "restart_source_logs(checkpoint, cut, sources)", "pass")),
+        rewrite(Edit(launching.rebuild_folders, "restart_source_logs(checkpoint, cut, sources)", "pass")),
         "Liveness",
         40,
     ),
@@ -348,7 +348,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "a_stage_that_was_chained_counts_anew",
         "a table takes the batches of a sink that has a query of its own again for some that it shows",
-        rewrite(Edit(launching.lay_out, "begin_after(checkpoint, cut)", "pass")),
+        rewrite(Edit(launching.rebuild_folders, "begin_after(checkpoint, cut)", "pass")),
         "Liveness",
         60,
         chained,

@@ -9,8 +9,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
+from tests.cli.strict import answered
 from tests.spark.harness import Crash, oracle, run_to_end, stream, table_rows, write_input
+from tidegate.cli.answers import RowsAnswer
+from tidegate.cli.inspect import inspect_command
 from tidegate.engine.generation import Generation
+from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.aligner import CutCause
 from tidegate.storage.inspection import InspectedRoot, references
 
@@ -42,7 +46,32 @@ def backlogged(folder: Path) -> tg.Pipeline:
     return pipeline
 
 
-def test_what_is_in_flight_at_a_crash_arrives_once(tmp_path: Path, spark: SparkSession) -> None:
+def check_rows_in_flight(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every segment is of one file of 20 rows, and they come in the order of their ids."""
+    inspected = InspectedRoot(root)
+    segments = inspected.manifest(inspected.newest()).stages["slow"].in_flight["rows"]
+    first, last = segments[0].sequence, segments[-1].sequence
+    capsys.readouterr()
+    inspect_command(root, stage="slow", in_flight=True, limit=1000, as_json=True)
+    answer = answered(capsys.readouterr().out)
+    assert isinstance(answer, RowsAnswer)
+    assert (answer.operator, answer.part) == (None, "rows")
+    assert [row["id"] for row in answer.rows] == list(range((first - 1) * 20, last * 20))
+    inspect_command(root)
+    assert f"{len(segments)} segment" in capsys.readouterr().out
+    cut = root / segments[-1].files[0].path
+    whole = cut.read_bytes()
+    try:
+        cut.write_bytes(whole[:-1])
+        with pytest.raises(DamagedCheckpoint, match=f"{segments[-1].files[0].path}, in flight to stage 'slow', is not"):
+            inspect_command(root, stage="slow", in_flight=True)
+    finally:
+        cut.write_bytes(whole)
+
+
+def test_what_is_in_flight_at_a_crash_arrives_once(
+    tmp_path: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     pipeline = backlogged(tmp_path)
     root = tmp_path / "root"
     captured = 0
@@ -69,6 +98,7 @@ def test_what_is_in_flight_at_a_crash_arrives_once(tmp_path: Path, spark: SparkS
                 view=crash_when_something_is_in_flight,
             )
         assert captured > 0
+        check_rows_in_flight(root, capsys)
     run_to_end(pipeline, root, spark, checkpoint=UNALIGNED)
     assert table_rows(tmp_path / "lake" / "table", ["id", "digits"]) == oracle(pipeline, spark)["table"]
     # What was in flight is no longer needed by anything that is retained, but for what the last ones refer to.

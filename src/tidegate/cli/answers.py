@@ -8,7 +8,7 @@ Within a version fields and kinds may be added. A field that is removed, renamed
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -84,6 +84,77 @@ class VerifiedCheckpoint(msgspec.Struct):
     files: Annotated[int, Meta(description="how many are what they were")] = 0
     bytes: Annotated[int, Meta(description="of these")] = 0
     damage: Annotated[list[str], Meta(description="each file that is not, and what is wrong with it")] = []
+
+
+class RehearsedQuery(msgspec.Struct, frozen=True):
+    """What became of a query that was started on a copy of a checkpoint."""
+
+    stages: Annotated[tuple[str, ...], Meta(description="the stages that it runs, in order")]
+    outcome: Annotated[
+        Literal["ran", "planned", "idle", "failed"],
+        Meta(
+            description="`ran`: a batch without rows, on its state; of a source: `planned` its next batch, or is "
+            "`idle` because there is nothing new; or it has `failed`"
+        ),
+    ]
+    has_state: Annotated[bool, Meta(description="whether it has stored any")]
+    why: Annotated[str | None, Meta(description="why it has failed; otherwise null")] = None
+
+
+class Rehearsal(msgspec.Struct, frozen=True):
+    """The queries of a pipeline, started on a copy of a checkpoint."""
+
+    checkpoint: Annotated[str, Meta(description="the one that was restored")]
+    changes: Annotated[
+        tuple[str, ...], Meta(description="what of the pipeline has changed since, and what that means, for people")
+    ]
+    queries: Annotated[tuple[RehearsedQuery, ...], Meta(description="all of them")]
+
+
+class InFlightRows(msgspec.Struct, frozen=True):
+    """What was in flight between two stages at an unaligned cut."""
+
+    segments: Annotated[int, Meta(description="how many")]
+    bytes: Annotated[int, Meta(description="of all of them")]
+
+
+class HeldState(msgspec.Struct, frozen=True):
+    """What an operator of a stage has stored, in one part or in several."""
+
+    operator: Annotated[int, Meta(description="its number in the query, as Spark has it")]
+    kind: Annotated[str, Meta(description="such as `aggregation`, `join` or `deduplication`")]
+    keys: Annotated[tuple[str, ...], Meta(description="what its state goes by, as far as that is known")]
+    rows: Annotated[
+        dict[str, int],
+        Meta(
+            description="how many are stored, by the names of the parts: `left` and `right` of a join, variables and "
+            "`timers` of a `transformWithState`; by an empty one where there is but one part"
+        ),
+    ]
+
+
+class HeldStage(msgspec.Struct, frozen=True):
+    """What a checkpoint holds of a stage beside its position."""
+
+    kind: Annotated[StageKind, Meta(description="what it is")]
+    in_query_of: Annotated[
+        str | None,
+        Meta(description="the first stage of the chain that it ran in, which holds their state; null: itself"),
+    ]
+    state: Annotated[tuple[HeldState, ...], Meta(description="what its operators have stored; none: it keeps no state")]
+    in_flight: Annotated[dict[str, InFlightRows], Meta(description="by the stage that wrote it, where there was any")]
+
+
+class ChangedKey(msgspec.Struct, frozen=True):
+    """A key of a stage's state, and the rows that were and are stored for it."""
+
+    key: Annotated[dict[str, Any], Meta(description="its columns")]
+    before: Annotated[
+        tuple[dict[str, Any], ...] | None, Meta(description="at the first checkpoint; null: the key was not there")
+    ]
+    after: Annotated[
+        tuple[dict[str, Any], ...] | None, Meta(description="at the second one; null: the key was not there any more")
+    ]
 
 
 class FailedSeed(msgspec.Struct, frozen=True):
@@ -197,12 +268,73 @@ class StoppedAnswer(_Answer, tag="stopped", kw_only=True):
 
 
 class VerifyAnswer(_Answer, tag="verify", kw_only=True):
-    """`tidegate verify`. Exits with 4 if any of them is damaged, or the next run will refuse to start."""
+    """`tidegate verify`. Exits with 4 if any of them is damaged, or the next run will refuse to start; with 1 if a
+    query has failed on a copy of a checkpoint."""
 
     root: Root
     pipeline: PipelineName
     checkpoints: Annotated[tuple[VerifiedCheckpoint, ...], Meta(description="those that were read, oldest first")]
     next_start: NextStart
+    rehearsal: Annotated[Rehearsal | None, Meta(description="with `--deep`: how its queries start; otherwise null")] = (
+        None
+    )
+
+
+class InspectAnswer(_Answer, tag="inspect", kw_only=True):
+    """`tidegate inspect` without `--stage`: what a checkpoint holds of every stage."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoint: Annotated[str, Meta(description="its name")]
+    stages: Annotated[dict[str, HeldStage], Meta(description="by their names")]
+
+
+class RowsAnswer(_Answer, tag="rows", kw_only=True):
+    """`tidegate inspect --stage`: rows of a stage's state, or that were in flight to it."""
+
+    root: Root
+    pipeline: PipelineName
+    checkpoint: Annotated[str, Meta(description="its name")]
+    stage: Annotated[str, Meta(description="the one that was asked for")]
+    held_by: Annotated[
+        str, Meta(description="the stage that holds it: the first one, where it ran in one query with others")
+    ]
+    operator: Annotated[int | None, Meta(description="whose state it is; null of rows in flight")]
+    part: Annotated[
+        str | None,
+        Meta(
+            description="which part of the state; of rows in flight, the stage that wrote them; null: there is but one"
+        ),
+    ]
+    count: Annotated[int, Meta(description="how many rows there are, of those that `--where` lets through")]
+    rows: Annotated[
+        tuple[dict[str, Any], ...],
+        Meta(description="the first of them, as many as `--limit` allows; none with `--out`"),
+    ]
+    out: Annotated[str | None, Meta(description="where they were written to; otherwise null")]
+
+
+class DiffAnswer(_Answer, tag="diff", kw_only=True):
+    """`tidegate diff`: how the state of a stage differs from one checkpoint to another."""
+
+    root: Root
+    pipeline: PipelineName
+    before: Annotated[str, Meta(description="the name of the first checkpoint")]
+    after: Annotated[str, Meta(description="the name of the second one")]
+    stage: Annotated[str, Meta(description="the one that was asked for")]
+    held_by: Annotated[
+        str, Meta(description="the stage that holds the state: the first one, where it ran in one query with others")
+    ]
+    operator: Annotated[int, Meta(description="whose state it is")]
+    part: Annotated[str | None, Meta(description="which part of it; null: there is but one")]
+    added: Annotated[int, Meta(description="keys that only the second one has")]
+    removed: Annotated[int, Meta(description="keys that only the first one has")]
+    changed: Annotated[int, Meta(description="keys for which something else is stored")]
+    unchanged: Annotated[int, Meta(description="keys for which the same is stored")]
+    some: Annotated[
+        dict[str, tuple[ChangedKey, ...]],
+        Meta(description="by `added`, `removed` and `changed`: the first of these keys, as many as `--limit` allows"),
+    ]
 
 
 class GraphAnswer(_Answer, tag="graph", kw_only=True):
@@ -297,6 +429,9 @@ Answer = (
     | CancelledAnswer
     | StoppedAnswer
     | VerifyAnswer
+    | InspectAnswer
+    | RowsAnswer
+    | DiffAnswer
     | GraphAnswer
     | SimulateAnswer
     | ReplayAnswer

@@ -15,7 +15,21 @@ import typer
 from typer.core import TyperGroup
 
 from tidegate import __version__
-from tidegate.cli import checkpoints, demo, graph, interrupts, requests, restore, run, simulate, speech, status, verify
+from tidegate.cli import (
+    checkpoints,
+    demo,
+    diff,
+    graph,
+    inspect,
+    interrupts,
+    requests,
+    restore,
+    run,
+    simulate,
+    speech,
+    status,
+    verify,
+)
 from tidegate.cli.exits import Exit, code_of
 from tidegate.errors import TidegateError
 from tidegate.storage.system import say, told
@@ -64,6 +78,8 @@ app.command("stop")(requests.stop_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
 app.command("verify")(verify.verify_command)
 app.command("restore")(restore.restore_command)
+app.command("inspect")(inspect.inspect_command)
+app.command("diff")(diff.diff_command)
 app.command("graph")(graph.graph_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)

@@ -19,6 +19,7 @@ from tidegate.errors import (
     RootInUse,
     Superseded,
     TidegateError,
+    UnknownState,
 )
 
 
@@ -40,6 +41,7 @@ class Exit(enum.IntEnum):
 _CODES: Final[tuple[tuple[type[TidegateError], Exit], ...]] = (
     (InvalidConfig, Exit.WRONG_USAGE),
     (InvalidPipeline, Exit.WRONG_USAGE),
+    (UnknownState, Exit.WRONG_USAGE),
     (RootInUse, Exit.UNUSABLE_ROOT),
     (NoRoot, Exit.UNUSABLE_ROOT),
     (ForeignRoot, Exit.UNUSABLE_ROOT),

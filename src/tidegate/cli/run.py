@@ -14,7 +14,7 @@ import typer
 
 from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import RootFolder, of_run
+from tidegate.cli.options import RootFolder, SparkSettings, of_run, settings_given
 from tidegate.cli.speech import say
 from tidegate.engine.options import DEFAULTS
 from tidegate.engine.status import RunStatus, StartingStep, now
@@ -45,10 +45,7 @@ def run_command(
     restart_pause: Annotated[str, of_run("restart_pause")] = DEFAULTS.restart_pause,
     chain: Annotated[bool, of_run("chain", "--chain/--no-chain")] = DEFAULTS.chain,
     fsync: Annotated[bool, of_run("fsync", "--fsync/--no-fsync")] = DEFAULTS.fsync,
-    conf: Annotated[
-        list[str],
-        typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."),
-    ] = [],  # noqa: B006 - typer copies it
+    conf: SparkSettings = [],  # noqa: B006 - typer copies it
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
 ) -> None:
     """Run a pipeline until it is stopped, or until all its input is consumed.
@@ -62,9 +59,7 @@ def run_command(
 
     Example: tidegate run orders.py --root state/orders --conf spark.jars=kafka.jar --conf spark.driver.memory=4g
     """
-    settings = [each.partition("=") for each in conf]
-    if not all(key and equals for key, equals, _ in settings):
-        raise typer.BadParameter("write KEY=VALUE, such as spark.driver.memory=4g", param_hint="--conf")
+    settings = settings_given(conf)
     # Not above: other commands need not wait for these.
     from rich.console import Console
 
@@ -74,7 +69,7 @@ def run_command(
     from tidegate.spark.session import in_place
     from tidegate.storage.user_paths import plain_path
 
-    given = in_place({key: value for key, _, value in settings})
+    given = in_place(settings)
     root = plain_path(root)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     try:

@@ -39,6 +39,11 @@ def plain_table(left: Sequence[str], right: Sequence[str] = (), *, title: str | 
     return table
 
 
+def counted(number: int, unit: str) -> str:
+    """1 row, 2,000 rows."""
+    return f"{number:,} {unit}{'' if number == 1 else 's'}"
+
+
 def as_bytes(size: int) -> str:
     if size < 1000:
         return f"{size} B"

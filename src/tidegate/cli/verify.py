@@ -1,6 +1,9 @@
-"""`tidegate verify`: check the manifest and every file in the root of a checkpoint."""
+"""`tidegate verify`: check the manifest and every file in the root of a checkpoint, and that its queries would run."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console, Group
@@ -9,8 +12,9 @@ from rich.text import Text
 from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
-from tidegate.cli.options import AsJson, CheckpointId, RootFolder
+from tidegate.cli.options import AsJson, CheckpointId, RootFolder, SparkSettings, settings_given
 from tidegate.cli.outlook import next_run, next_start
+from tidegate.cli.rehearsal import print_rehearsal, rehearsed
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
@@ -19,7 +23,22 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, check_files
 
 
-def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
+def verify_command(
+    root: RootFolder,
+    checkpoint: CheckpointId = None,
+    deep: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            metavar="FILE",
+            help="Also start every query of this file's pipeline on a copy of the checkpoint, or of the newest.",
+        ),
+    ] = None,
+    pipeline: Annotated[str | None, typer.Option(help="Which one, if that file defines several.")] = None,
+    conf: SparkSettings = [],  # noqa: B006 - typer copies it
+    as_json: AsJson = False,
+) -> None:
     """Check the files of every checkpoint that can be restored, or of one.
 
     Manifests and the files of snapshots are read against their checksums. Files in flight are checked by their size.
@@ -27,13 +46,22 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
 
     Exits with 4 if anything is missing or is not what it was, or the next run will refuse to start; names each such
     file, and says what the next run does.
+
+    With --deep the checkpoint is restored into a scratch folder, and every query is started there on nothing: stages
+    run a batch without rows on their state, sources plan their next batch and read none of it. Neither the root nor any
+    table is changed. Exits with 1 if a query fails. Starts Spark; what the pipeline's functions need must be there.
+
     Works beside a run that is alive: a checkpoint that the run removes meanwhile, because newer ones took its place, is
     not damaged.
 
     Example: tidegate verify --root state/orders
 
     Example: tidegate verify ckpt-000042 --root state/orders
+
+    Example: tidegate verify --root state/orders --deep orders.py
     """
+    if deep is None and (pipeline is not None or conf):
+        raise typer.BadParameter("--pipeline and --conf are for --deep FILE")
     inspected = InspectedRoot(root)
     records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
     verified = [verify(inspected, record) for record in records]
@@ -41,20 +69,28 @@ def verify_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: A
     read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found if each.state != "removed"}
     outlook = next_run(inspected, read)
     is_wrong = outlook.is_refused or any(each.state == "damaged" for each in verified)
+    rehearsal = None
+    if deep is not None and not is_wrong:
+        rehearsal = rehearsed(root, checkpoint, settings_given(conf), deep, pipeline)
     if as_json:
         answer = VerifyAnswer(
             root=str(root),
             pipeline=inspected.pipeline,
             checkpoints=tuple(verified),
             next_start=next_start(outlook),
+            rehearsal=rehearsal,
         )
         say(answer)
     else:
         _print(inspected, verified, console())
         if is_wrong:
             console().print(str(outlook), markup=False, soft_wrap=True)
+        if rehearsal is not None:
+            print_rehearsal(rehearsal, console())
     if is_wrong:
         raise typer.Exit(Exit.DAMAGE)
+    if rehearsal is not None and any(each.outcome == "failed" for each in rehearsal.queries):
+        raise typer.Exit(Exit.FAILED)
 
 
 def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedCheckpoint:

@@ -52,8 +52,10 @@ class SparkFitting:
         begin: Begin,
         *,
         may_chain: bool = True,
+        creates_tables: bool = True,
     ) -> None:
-        """`is_set_by_user`: whether a setting of the session is not Spark's own default."""
+        """`is_set_by_user`: whether a setting of the session is not Spark's own default. `creates_tables`: those that
+        are yet to be, once all else is found to fit."""
         self._definitions = definitions
         self._root = root
         self._session = session
@@ -65,6 +67,7 @@ class SparkFitting:
         self._looking = ExitStack()
         self._state: Callable[[str], StageState | None] = lambda _: None
         self._may_chain = may_chain
+        self._creates_tables = creates_tables
         self._apart: frozenset[str] = frozenset()
         """Those that cannot be joined to their inputs, because of the checkpoint."""
         self._joined: set[str] = set()
@@ -169,7 +172,7 @@ class SparkFitting:
         self.changes = () if base is None else (*told, *self._check_state(base, shape))
         tables = self._check_tables(base, log, new)
         for name, sink in self._sinks.items():  # none is created before all are checked
-            if name not in tables:
+            if name not in tables and self._creates_tables:
                 sink.prepare_table(self.built[name].schema)
                 tables[name] = address_of(sink)
         self.shape = {

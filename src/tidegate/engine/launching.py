@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import TYPE_CHECKING
@@ -21,7 +21,9 @@ from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
 from tidegate.spark.resting import QueryRest
 from tidegate.spark.snapshot import keep_first_position, note_streams, restore_checkpoint
+from tidegate.storage.file_lists import SnapshotFile
 from tidegate.storage.files import Files, clear
+from tidegate.storage.manifest import StageSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,19 +120,33 @@ def lay_out(
     name = definition.head
     stage = generation.stages[definition.name]
     checkpoint, output = generation.checkpoint_of(definition), generation.output_of(definition)
-    clear(output, "")
-    cut = None if stage.start is None else stage.start.cut
-    restore_output(output, cut)
-    if stage.start is not None:
-        restore_checkpoint(root, stage.held, checkpoint, name)
-        if cut is not None and stage.start.files.is_empty:  # it was in the query of its input, and had none of its own
-            begin_after(checkpoint, cut)
+    rebuild_folders(definition, stage.start, stage.held, root, checkpoint, output, sources)
     if not definition.inputs:
         note_streams(root, generation.generation, name, generation.shape[name].streams)
         if stage.start is None or not stage.start.knows_position:
             keep_first_position(root, generation.generation, name)
-    elif cut is not None:
-        restart_source_logs(checkpoint, cut, sources)
     reached(Step.STAGE_RESTORED)
     stage.open_gates(sources, window=window)
     return checkpoint, output
+
+
+def rebuild_folders(
+    definition: StageDefinition,
+    start: StageSnapshot | None,
+    held: Iterable[SnapshotFile],
+    root: Files,
+    checkpoint: Files,
+    output: Files,
+    sources: Sequence[StageSource],
+) -> None:
+    """Those of Spark's checkpoint and of the output of a query, as of where it starts. `held`: the files of its
+    snapshot, in the root."""
+    clear(output, "")
+    cut = None if start is None else start.cut
+    restore_output(output, cut)
+    if start is not None:
+        restore_checkpoint(root, held, checkpoint, definition.head)
+        if cut is not None and start.files.is_empty:  # it was in the query of its input, and had none of its own
+            begin_after(checkpoint, cut)
+    if definition.inputs and cut is not None:
+        restart_source_logs(checkpoint, cut, sources)

@@ -38,6 +38,8 @@ _log = logging.getLogger("tidegate")
 
 _STATE_FILE: Final = re.compile(r"(\d+)(?:_([0-9a-f-]+))?\.(zip|changelog|delta|snapshot)")
 _FULL: Final = ("zip", "snapshot")
+STATE_FOLDER: Final = "state/"
+"""What the names of all files of state begin with."""
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
@@ -164,7 +166,7 @@ def _is_of_the_commit(checkpoint: Files, full: re.Match[str]) -> bool | None:
 
 def _committed_among(checkpoint: Files, names: Iterable[str], known: Collection[str]) -> frozenset[str]:
     """The full snapshots among these files that are surely of a commit."""
-    found = ((name, _STATE_FILE.fullmatch(name.rpartition("/")[2])) for name in names if name.startswith("state/"))
+    found = ((name, _STATE_FILE.fullmatch(name.rpartition("/")[2])) for name in names if name.startswith(STATE_FOLDER))
     return frozenset(
         name
         for name, match in found
@@ -174,7 +176,7 @@ def _committed_among(checkpoint: Files, names: Iterable[str], known: Collection[
 
 def _is_zip(name: str) -> bool:
     """Whether a file of a stage is a full snapshot of state, which names others that it shares."""
-    return name.endswith(".zip") and name.startswith("state/")
+    return name.endswith(".zip") and name.startswith(STATE_FOLDER)
 
 
 def _folder_of(name: str) -> str:

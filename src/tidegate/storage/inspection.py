@@ -267,6 +267,15 @@ class InspectedRoot:
         """Those of them that the pipeline stands on, oldest first: not what was left behind when it went back."""
         return self.log().lineage()[::-1]
 
+    def newest(self) -> CheckpointCompleted:
+        """The newest of the lineage that the next run goes on from."""
+        newest = self.log().newest
+        if newest is None:
+            raise UnknownCheckpoint(
+                f"{self.files.location()} has no checkpoint yet; a run completes one every interval"
+            )
+        return newest
+
     def is_retained(self, checkpoint_id: int) -> bool:
         return checkpoint_id in self.log().retained
 
