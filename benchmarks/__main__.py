@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from rich.console import Console
 
-from benchmarks import protocol, scale, spark
+from benchmarks import protocol, scale, spark, unaligned
 from benchmarks.measure import Benchmark, Result, WrongWork, measure_rounds, summarize
 from benchmarks.peers import benchmark as peers
 from benchmarks.report import describe_load, describe_machine, print_table, write_json_lines
@@ -21,6 +21,7 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "protocol": protocol.BENCHMARK,
     "scale": scale.BENCHMARK,
     "spark": spark.BENCHMARK,
+    "unaligned": unaligned.BENCHMARK,
     "peers": peers.BENCHMARK,
 }
 

@@ -14,6 +14,7 @@ import pytest
 
 from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.measure import Benchmark, Case, Derived, Target, WrongWork, measure_rounds, summarize
+from benchmarks.unaligned_runs import Behind
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--rounds", "1", "--scale", "0.01")
@@ -85,6 +86,14 @@ SCALE_CASES = {
 }
 
 
+UNALIGNED_CASES = {
+    **{f"checkpoint: {what}": 3 for what in ("aligned", "unaligned", "unaligned / aligned")},
+    **{f"stages: {what}": 3 for what in ("aligned", "unaligned", "unaligned / aligned")},
+    **{f"{what}: {how}": 3 for what in ("sinks add", "rows") for how in ("aligned", "unaligned")},
+    "in flight": 3,
+}
+
+
 def run(*arguments: str, timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "benchmarks", *arguments],
@@ -123,7 +132,7 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in ("spark", "peers")}
+    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in ("spark", "unaligned", "peers")}
     monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", quick)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
@@ -148,6 +157,25 @@ def test_a_quick_run_is_one_round_of_a_tenth(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", {"tides": Benchmark("about tides", "how", 5, cases)})
     assert main(["tides", "--quick", "--scale", "0.5"]) == 0
     assert scales == [0.05]
+
+
+def test_what_a_backlog_costs_is_told_for_stages_and_for_sinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def behind(backlog_s: int, *, unaligned: bool) -> Behind:
+        waited_ms = 20 if unaligned else 1_000 * backlog_s
+        return Behind(waited_ms + 10, waited_ms, 19.0, 4_000 * backlog_s if unaligned else 0)
+
+    monkeypatch.setattr("benchmarks.unaligned_runs.measure_behind", behind)
+    out = tmp_path / "results.jsonl"
+    assert main(["unaligned", "--rounds", "1", "--out", str(out)]) == 0
+    results = parse(out.read_text("utf-8"))
+    assert Counter(line["name"] for line in results) == UNALIGNED_CASES
+    (held,) = [line for line in results if line["target"] is not None]
+    assert (held["name"], held["parameters"]) == ("stages: unaligned / aligned", {"s of work": 60})
+    assert (held["median"], held["met"]) == (20 / 60_000, True)
+    assert {line["median"] for line in results if line["name"].startswith("sinks add")} == {10}
+    assert "sinks add: unaligned, 60 s of work" in capsys.readouterr().out
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:

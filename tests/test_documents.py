@@ -42,6 +42,7 @@ COMMANDS: dict[str, list[str] | None] = {
     "./dev kafka": None,  # fetches jars
     "./dev bench protocol": ["python", "-m", "benchmarks", "protocol", "--help"],
     "./dev bench spark": ["python", "-m", "benchmarks", "spark", "--help"],
+    "./dev bench unaligned": ["python", "-m", "benchmarks", "unaligned", "--help"],
     "./dev bench scale": ["python", "-m", "benchmarks", "scale", "--help"],
     "./dev check": None,  # this very run
     "./dev test": None,

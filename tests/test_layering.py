@@ -34,10 +34,11 @@ LAYERS = {
     "errors": Layer(layers=set(), packages=set()),
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
     "flows": Layer(layers=CORE, packages={"msgspec"}, is_pure=True),
-    "testing": Layer(layers=CORE | {"flows"}, packages={"msgspec"}),
+    "testing": Layer(layers=CORE | {"flows", "testing.pipelines"}, packages={"msgspec"}),  # that is of its public names
     "testing.files": Layer(layers=CORE | {"storage"}, packages={"msgspec"}),  # the conformance suite of files
     "testing.played": Layer(layers=BELOW_ENGINE | {"testing"}, packages=ANY),  # what Spark and tables would write
     "testing.simulator.whole": Layer(layers=BELOW_TOP | {"flows", "testing", "testing.played"}, packages=ANY),
+    "testing.pipelines": Layer(layers=BELOW_TOP, packages=ANY),  # a user's pipeline in a user's test
     "testing.sinks": Layer(layers=CORE | {"sinks", "storage"}, packages=ANY),  # the conformance suite of sinks
     "storage": Layer(layers=CORE, packages=ANY),
     "cluster": Layer(layers=CORE, packages=ANY),
@@ -185,6 +186,7 @@ BESIDE_THE_ROOT = {
     "tidegate.spark.session": "Spark's own process: its programs, settings and scratch folders",
     "tidegate.spark.sources": "paths that users read, relative to where they are",
     "tidegate.spark.spark_log": "the messages of Spark's process",
+    "tidegate.testing.pipelines": "the temporary folder of a test",
     "tidegate.testing.sinks": "the folder of a test's tables",
 }
 

@@ -3,6 +3,8 @@
     TidegateError
      ├─ InvalidConfig            a setting cannot be; fix it and start again
      ├─ InvalidPipeline          the pipeline as written cannot run; fix it and start again
+     ├─ InvalidRows              the rows that a test gives do not fit their source; fix the test
+     ├─ NotConsumed              the rows that a test gives were not consumed in time
      ├─ RootInUse                another run on this root is alive
      ├─ NoRoot                   the folder is not the root of any pipeline, or cannot be one
      ├─ ForeignRoot              the root belongs to another pipeline, or another version of Tidegate
@@ -56,6 +58,14 @@ class InvalidConfig(TidegateError):
 
 class InvalidPipeline(TidegateError):
     """The pipeline as written cannot run."""
+
+
+class InvalidRows(TidegateError):
+    """The rows that a test gives do not fit their source."""
+
+
+class NotConsumed(TidegateError):
+    """The rows that a test gives were not consumed in time."""
 
 
 class RootInUse(TidegateError):

@@ -16,7 +16,7 @@ from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol import coordinator
 from tidegate.protocol.aligner import Aligner
 from tidegate.protocol.coordinator import Coordinator, Event, Phase
-from tidegate.protocol.decision_log import DecisionLog, is_torn
+from tidegate.protocol.decision_log import DecisionLog, decode_decision, is_torn
 from tidegate.protocol.quorum import watermark_of
 from tidegate.protocol.recovery import _fall_back
 from tidegate.protocol.retention import _thinned, deletable, retained_after
@@ -489,7 +489,24 @@ FLOW_DEFECTS: Final = (
         "what_cannot_be_understood_was_never_decided",
         Section.OWN,
         "a record that a newer version has written is taken for one that was torn, and decided anew",
-        rewrite(Edit(is_torn, "msgspec.json.decode(data)", "_decoder.decode(data)")),
+        rewrite(
+            Edit(is_torn, "msgspec.json.decode(data)", "_decoder.decode(data)"),
+            Edit(is_torn, 'data.endswith(b"}") or ', ""),
+        ),
         properties.a_record_that_is_whole_was_decided,
+    ),
+    Mutant(
+        "what_was_changed_was_never_decided",
+        Section.OWN,
+        "the last record of the log, of which a bit was flipped, is passed over with the checkpoint that it completed",
+        rewrite(Edit(is_torn, 'data.endswith(b"}") or ', "")),
+        properties.a_record_that_was_changed_is_damage,
+    ),
+    Mutant(
+        "the_checksum_of_a_record_is_not_compared",
+        Section.OWN,
+        "a number that was edited in a record is believed",
+        rewrite(Edit(decode_decision, "if not fits:", "if not data:")),
+        properties.a_record_that_was_changed_is_damage,
     ),
 )

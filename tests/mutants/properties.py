@@ -19,6 +19,7 @@ from tidegate.engine.order import in_order
 from tidegate.errors import (
     BarrierConflict,
     CheckpointInProgress,
+    DamagedLog,
     DataLost,
     NoCheckpointInProgress,
     PipelineChanged,
@@ -30,7 +31,7 @@ from tidegate.errors import (
 from tidegate.protocol.aligner import Action, Aligner, Cut, CutCause
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Abort, AbortReason, Coordinator, ReportAnswer, StageReport
-from tidegate.protocol.decision_log import DecisionLog, is_torn
+from tidegate.protocol.decision_log import DecisionLog, decode_decision, encode_decision, is_torn
 from tidegate.protocol.injector import Injector
 from tidegate.protocol.messages import MAX_U64, Barrier, Flag, Segment, SegmentFile
 from tidegate.protocol.quorum import (
@@ -401,6 +402,14 @@ def a_topic_that_was_created_anew_is_another() -> None:
 def a_record_that_is_whole_was_decided() -> None:
     assert is_torn(b"")
     assert not is_torn(b'{"type": "of a newer version"}')
+
+
+def a_record_that_was_changed_is_damage() -> None:
+    data = encode_decision(log_with(1).opening("me", 1))
+    for changed in (data.replace(b'"generation":2', b'"generation":3'), data.replace(b'"base":', b'"base";')):
+        assert changed != data
+        assert not is_torn(changed)
+        refused(DamagedLog, decode_decision, changed, "slot")
 
 
 def what_is_retained_by_time_has_a_bound() -> None:

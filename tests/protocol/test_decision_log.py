@@ -429,6 +429,21 @@ class TestTornRecords:
         assert is_torn(data[:cut] + bytes(100))
         assert not is_torn(data)
 
+    def test_whatever_bit_of_a_record_is_flipped_it_is_damaged_and_not_torn(self) -> None:
+        """Else the last one, with a checkpoint that was decided, would be passed over."""
+        data = encode_decision(NEXT)
+        for number in range(8 * len(data)):
+            changed = bytearray(data)
+            changed[number // 8] ^= 1 << number % 8
+            assert not is_torn(bytes(changed)), number
+            with pytest.raises(DamagedLog, match=r"record 4\.json cannot be read"):
+                decode_decision(bytes(changed), "4.json")
+
+    def test_however_much_of_a_record_is_written_it_is_torn_until_all_of_it_is(self) -> None:
+        data = encode_decision(NEXT)
+        assert all(is_torn(data[:length]) for length in range(len(data)))
+        assert all(is_torn(data[:length] + bytes(len(data) - length)) for length in range(len(data)))
+
     def test_one_that_is_whole_but_strange_is_not_torn(self) -> None:
         assert not is_torn(b'{"type":"rewound","slot":4}')
         with pytest.raises(DamagedLog):
@@ -619,6 +634,17 @@ class TestEncoding:
         copy = decode_decision(encode_decision(decision), "slot")
         assert type(copy) is type(decision)
         assert copy == decision
+
+    @given(decisions)
+    @search(80)
+    def test_a_record_of_before_that_has_no_checksum_is_read_as_it_is(self, decision: Decision) -> None:
+        assert decode_decision(msgspec.json.encode(decision), "slot") == decision
+
+    def test_a_number_that_was_edited_is_told_by_the_checksum_though_it_makes_sense(self) -> None:
+        edited = encode_decision(NEXT).replace(f'"epoch":{NEXT.epoch}'.encode(), f'"epoch":{NEXT.epoch + 1}'.encode())
+        assert not is_torn(edited)
+        with pytest.raises(DamagedLog, match="record 000004 cannot be read: it is not what was decided, its checksum"):
+            decode_decision(edited, "000004")
 
     @given(decisions, st.data())
     @search(80)

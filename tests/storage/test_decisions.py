@@ -198,6 +198,17 @@ def test_a_gap_is_damage(store: Folder, decisions: StoredDecisions) -> None:
         decisions.read()
 
 
+def test_records_that_lie_in_each_others_slots_are_damage(store: Folder, decisions: StoredDecisions) -> None:
+    completed(decisions, completed(decisions, opened(decisions)))
+    first, second = (store.read(RootPaths.decision(slot)) for slot in (2, 3))
+    assert first is not None
+    assert second is not None
+    store.write(RootPaths.decision(2), second)
+    store.write(RootPaths.decision(3), first)
+    with pytest.raises(DamagedLog, match=r"record decisions/0+2\.json is that of slot 3: it was put into its place"):
+        decisions.read()
+
+
 # As a loss of power leaves it: its name is on the disk, its content is not, or as zeros.
 TORN = [b"", b'{"type":"checkpoint_completed","slot":3,', bytes(200)]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.console import Console, Group
 from rich.text import Text
@@ -20,7 +22,10 @@ from tidegate.cli.text import as_bytes, console, terminal_width
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_name
-from tidegate.storage.inspection import InspectedRoot, check_files
+from tidegate.protocol.recovery import Refuse, Restore
+from tidegate.storage.inspection import InspectedRoot, Outlook, check_files
+from tidegate.storage.lock import is_held
+from tidegate.storage.manifest import Manifest
 
 
 def verify_command(
@@ -41,8 +46,8 @@ def verify_command(
 ) -> None:
     """Check the files of every checkpoint that can be restored, or of one.
 
-    Manifests and the files of snapshots are read against their checksums. Files in flight are checked by their size.
-    Rows that are staged for tables are not looked at.
+    Manifests, the files of snapshots and those in flight are read against their checksums. Of files that are staged for
+    tables, those that a Delta table or a function has yet to take are looked at, by their sizes, where no run is alive.
 
     Exits with 4 if anything is missing or is not what it was, or the next run will refuse to start; names each such
     file, and says what the next run does.
@@ -67,7 +72,7 @@ def verify_command(
     verified = [verify(inspected, record) for record in records]
     found = zip(records, verified, strict=True)
     read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found if each.state != "removed"}
-    outlook = next_run(inspected, read)
+    outlook = _without_lost_rows(inspected, next_run(inspected, read), verified)
     is_wrong = outlook.is_refused or any(each.state == "damaged" for each in verified)
     rehearsal = None
     if deep is not None and not is_wrong:
@@ -106,10 +111,38 @@ def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedChe
                 found.bytes += file.size_bytes
             else:
                 found.damage.append(file.damage)
+        found.damage += (changed for changed, _ in _damaged_stagings(inspected, manifest) if changed is not None)
     if found.damage:
         # Asked after the damage was seen: a run takes a checkpoint out of the log before it deletes a file of it.
         found.state = "damaged" if inspected.is_retained(record.checkpoint_id) else "removed"
     return found
+
+
+def _damaged_stagings(inspected: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str | None, str | None]]:
+    """While a run is alive they come and go."""
+    if not is_held(inspected.paths.lock):
+        # It brings deltalake, which takes longer than all the rest.
+        from tidegate.sinks import outside
+
+        yield from outside.damaged_stagings(inspected, manifest)
+
+
+def _without_lost_rows(inspected: InspectedRoot, outlook: Outlook, verified: list[VerifiedCheckpoint]) -> Outlook:
+    """Rows that are gone, though no table shows them, are no damage that another checkpoint would help for: a run that
+    would go on from theirs refuses."""
+    start = outlook.start
+    if not isinstance(start, Restore):
+        return outlook
+    manifest = inspected.manifest(start.checkpoint)
+    lost = [gone for _, gone in _damaged_stagings(inspected, manifest) if gone is not None]
+    if not lost:
+        return outlook
+    for each in verified:
+        if each.checkpoint == outlook.checkpoint:
+            each.damage += lost
+            each.state = "damaged"
+    refusal = Refuse(lost[0], "restore it, or start the pipeline on a new root with new tables")
+    return msgspec.structs.replace(outlook, start=refusal)
 
 
 def _print(inspected: InspectedRoot, verified: list[VerifiedCheckpoint], out: Console) -> None:

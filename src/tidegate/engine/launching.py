@@ -16,7 +16,7 @@ from tidegate.engine.kill_points import Step, reached
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.filelog import StageSource, begin_after, restart_source_logs
+from tidegate.spark.filelog import StageSource, begin_after, move_watermark_to_the_end, restart_source_logs
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
 from tidegate.spark.resting import QueryRest
@@ -45,8 +45,10 @@ class Launch:
         begin: Begin,
         *,
         available_now: bool,
+        closes: Collection[str] = (),
     ) -> None:
-        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only."""
+        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: those whose
+        watermark is moved to the end of time, where they have run a batch."""
         self._definitions = definitions
         self._built = built
         self._ordered = ordered
@@ -54,6 +56,7 @@ class Launch:
         self._session = session
         self._begin = begin
         self._available_now = available_now
+        self._closes = closes
 
     def __call__(self, generation: Generation) -> None:
         with ThreadPoolExecutor(len(self._definitions), "tidegate-lay-out") as threads:
@@ -72,7 +75,8 @@ class Launch:
         """Beside the others: no stage's folders are any other's business."""
         sources = self._built[definition.name].sources
         window = 1 if definition.name in self._ordered else WINDOW
-        return lay_out(self._root, generation, definition, sources, window=window)
+        closes = definition.name in self._closes
+        return lay_out(self._root, generation, definition, sources, window=window, closes=closes)
 
     def _starting(
         self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files
@@ -113,10 +117,16 @@ class Launch:
 
 
 def lay_out(
-    root: Files, generation: Generation, definition: StageDefinition, sources: Sequence[StageSource], *, window: int
+    root: Files,
+    generation: Generation,
+    definition: StageDefinition,
+    sources: Sequence[StageSource],
+    *,
+    window: int,
+    closes: bool = False,
 ) -> tuple[Files, Files]:
     """A query's folders as of the checkpoint that it starts from, and its gates. Returns those of Spark's checkpoint
-    and of its output."""
+    and of its output. `closes`: its watermark is moved to the end of time."""
     name = definition.head
     stage = generation.stages[definition.name]
     checkpoint, output = generation.checkpoint_of(definition), generation.output_of(definition)
@@ -125,6 +135,8 @@ def lay_out(
         note_streams(root, generation.generation, name, generation.shape[name].streams)
         if stage.start is None or not stage.start.knows_position:
             keep_first_position(root, generation.generation, name)
+    elif closes and stage.start is not None and stage.start.cut is not None:
+        move_watermark_to_the_end(checkpoint, stage.start.cut)
     reached(Step.STAGE_RESTORED)
     stage.open_gates(sources, window=window)
     return checkpoint, output

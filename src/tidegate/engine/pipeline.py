@@ -6,6 +6,7 @@ the one who wrote it.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -134,6 +135,12 @@ class Pipeline:
                 f"stage {stage.name!r}: output_mode is {stage.output_mode!r}, not one of {', '.join(_OUTPUT_MODES)}"
             )
         self._stages[stage.name] = stage
+
+    def with_stages(self, replace: Callable[[StageDefinition], StageDefinition]) -> Pipeline:
+        """The same pipeline with another definition of each stage. This one stays as it is."""
+        other = copy.copy(self)
+        other._stages = {name: replace(stage) for name, stage in self._stages.items()}
+        return other
 
     # -- what is wrong with it --------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from tidegate.errors import (
 )
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
+from tidegate.sinks.staging import damaged_staging
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
@@ -81,7 +82,8 @@ class Root:
 
 
 def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
-    """What a sink has staged lies where it stages, or its table was then: it is linked and, once shown, deleted."""
+    """What a sink has staged lies where it stages, or its table was then: it is linked and, once shown, deleted. What
+    its table does not show yet is as large as it was."""
     for name, sink in sinks.items():
         stage, shape = manifest.stages.get(name), manifest.shape.get(name)
         if stage is None or shape is None or stage.committable is None:
@@ -90,15 +92,18 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
         if shape.table is not None and shape.table.kind == "delta":
             places.append(Folder(shape.table.address))
         try:
-            staged = decode_committable(stage.committable).files
+            sealed = decode_committable(stage.committable)
         except msgspec.MsgspecError as error:
             raise DamagedCheckpoint(f"what sink {name!r} has sealed cannot be read: {error}") from error
-        for file in staged:
+        for file in sealed.files:
             names = (each for place in places if (each := place.name_at(file.path)) is not None)
             if not any(map(RootPaths.is_inside, names)):
                 raise DamagedCheckpoint(
                     f"{file.path}, staged for sink {name!r}, is not where that stages: {places[-1].location()}"
                 )
+        changed, _ = damaged_staging(sink, sealed)  # one that is gone is looked for when the table is known
+        if changed is not None:
+            raise DamagedCheckpoint(changed)
 
 
 def check_sources(

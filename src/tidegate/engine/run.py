@@ -16,7 +16,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from tidegate.engine.changes import check_written
 from tidegate.engine.control import Remote
 from tidegate.engine.ending import Ending
+from tidegate.engine.feeding import Feed, Feeding
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import Launch
@@ -98,11 +99,15 @@ def run_pipeline(
     view: View | None = None,
     stop: threading.Event | None = None,
     on_step: Callable[[StartingStep], None] | None = None,
+    feed: Feed | None = None,
+    closes: Collection[str] = (),
     **options: Any,
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
 
-    `on_step` is called with each step of the start, and of every restart.
+    `on_step` is called with each step of the start, and of every restart. With a `feed` it runs until what that puts in
+    last is consumed; it is not to be restarted. `closes`: queries, by the last stage of each, whose watermark is at the
+    end of time when they go on.
     `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
     is shown what the run does, several times a second, and in the end that it has finished.
     """
@@ -132,6 +137,7 @@ def run_pipeline(
                 ),
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
+            run.feed, run.closes = feed, closes
             with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.check_before_spark()
             run.start_spark()
@@ -206,6 +212,8 @@ class _Run:
         self._stop = stop
         self._remote = remote
         self._on_step = on_step
+        self.feed: Feed | None = None
+        self.closes: Collection[str] = ()
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
@@ -377,6 +385,7 @@ class _Run:
                 session,
                 self.begin,
                 available_now=self._options.available_now,
+                closes=self.closes,
             ),
         )
         try:
@@ -425,6 +434,7 @@ class _Run:
     def _drive_to_the_end(self, generation: Generation) -> None:
         looked = 0.0
         ending = Ending(generation)
+        feeding = None if self.feed is None else Feeding(generation, self.feed)
         while True:
             self._rounds.doing("busy with what Spark has committed, with checkpoints and with the files of both")
             generation.poll()
@@ -439,7 +449,7 @@ class _Run:
                 self._show(generation)
                 if not ending.is_begun and self._options.available_now and ending.has_consumed_all():
                     ending.begin()
-            if self._stop.wanted:
+            if self._stop.wanted or (feeding is not None and not ending.is_begun and feeding.is_over()):
                 ending.begin()
             if ending.is_over():
                 self._show(generation)

@@ -25,11 +25,16 @@ gets its name, and only then anybody acts on it, so power was lost before that, 
 not used again, because whoever would free it could hit a record that another run has just put there: the next opening
 takes the slot behind it and says so. It counts as many more generations as it skips slots: each of them may have opened
 one, whose folders are no longer fresh. A torn record that others follow is damage.
+
+Each record ends with a checksum of the rest of it, so one that was changed since is damage, wherever it stands and
+though it may make sense. Records of before have none, and are read as they are. A record that has its end, but not what
+belongs before it, is not torn: power is lost at the end of what is written.
 """
 
 from __future__ import annotations
 
 import enum
+import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, TypeGuard
 
@@ -88,22 +93,44 @@ _decoder: Final = msgspec.json.Decoder(Decision)
 _LONGEST: Final = 8
 
 
+_CHECKSUM: Final = b',"sha256":"'
+
+
 def encode_decision(decision: Decision) -> bytes:
-    return msgspec.json.encode(decision)
+    return _sealed(msgspec.json.encode(decision))
+
+
+def _sealed(content: bytes) -> bytes:
+    """A JSON object with its checksum as a last field: cut off anywhere, it is no JSON any more."""
+    return b'%s%s%s"}' % (content[:-1], _CHECKSUM, hashlib.sha256(content).hexdigest().encode())
+
+
+def _unsealed(data: bytes) -> tuple[bytes, bool]:
+    """A record without its checksum, and whether that fits, or is not there, as in records of before."""
+    content, found, _ = data.rpartition(_CHECKSUM)
+    return (content + b"}", data == _sealed(content + b"}")) if found else (data, True)
 
 
 def is_torn(data: bytes) -> bool:
-    """Whether a record was not written to its end. One that is whole but strange is not torn: it was decided."""
+    """Whether a record was not written to its end. One that is whole but strange is not torn: it was decided; nor is
+    one that has its end and makes no sense before it, or that lacks no more than its last byte: it was changed."""
     try:
         msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        return True
+        mended = data[:-1] + b"}"
+        is_changed_last = not data.endswith(b"\0") and _CHECKSUM in mended and _unsealed(mended)[1]
+        return not (data.endswith(b"}") or is_changed_last)
     return False
 
 
 def decode_decision(data: bytes, name: str) -> Decision:
+    content, fits = _unsealed(data)
+    if not fits:
+        raise DamagedLog(
+            f"the decision log's record {name} cannot be read: it is not what was decided, its checksum differs"
+        )
     try:
-        decision: Decision = _decoder.decode(data)
+        decision: Decision = _decoder.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedLog(f"the decision log's record {name} cannot be read: {error}") from error
     return decision

@@ -90,11 +90,12 @@ class Barrier(msgspec.Struct, frozen=True, tag="barrier", forbid_unknown_fields=
         )
 
 
-class SegmentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One immutable file of a segment."""
+class SegmentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One immutable file of a segment. `sha256` is known once it was captured in flight."""
 
     path: str
     size_bytes: int
+    sha256: str = ""
 
     def __post_init__(self) -> None:
         if self.size_bytes < 0:

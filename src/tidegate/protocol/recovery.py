@@ -155,8 +155,9 @@ def _behind_the_sinks(facts: Facts) -> Refuse | None:
     known = 0 if facts.log.newest is None else facts.log.newest.epoch
     for name, sink in facts.sinks.items():
         if sink.committed_epoch > known:
+            torn = "".join(f", and its slot {slot} is empty or torn" for slot in facts.log.undecided)
             return Refuse(
-                f"sink {name!r} holds epoch {sink.committed_epoch}, but the decision log ends at {known}",
+                f"sink {name!r} holds epoch {sink.committed_epoch}, but the decision log ends at {known}{torn}",
                 "the log has lost records or belongs to another pipeline; start with the root that the "
                 "sink was written from",
             )

@@ -6,11 +6,17 @@ pipeline alone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
+
+import msgspec
+
 from tidegate.errors import TidegateError
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks import function
-from tidegate.sinks.contract import ReversibleSink, SinkPlace
+from tidegate.sinks.contract import ReversibleSink, SinkPlace, decode_committable
 from tidegate.sinks.delta.table import DeltaTable
+from tidegate.sinks.staging import damaged_staging
 from tidegate.storage.inspection import InspectedRoot, SeenSinks
 from tidegate.storage.manifest import Manifest, TableAddress
 
@@ -18,12 +24,8 @@ from tidegate.storage.manifest import Manifest, TableAddress
 def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
     facts: dict[str, SinkFacts] = {}
     unseen: list[str] = []
-    for name, shape in manifest.shape.items():
-        if shape.table is None:
-            continue
-        place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
+    for name, sink in _sinks(root, manifest):
         try:
-            sink = bound_at(shape.table, place)
             found = None if sink is None else sink.facts()
         except (TidegateError, OSError):
             found = None  # the run will say why it cannot be read
@@ -32,6 +34,24 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
         else:
             facts[name] = found
     return SeenSinks(facts, tuple(unseen))
+
+
+def damaged_stagings(root: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str | None, str | None]]:
+    """What of the rows that a checkpoint has sealed, and tables do not show yet, was changed, and what is gone: of each
+    table that can be asked."""
+    for name, sink in _sinks(root, manifest):
+        sealed = manifest.stages[name].committable
+        if sink is not None and sealed is not None:
+            with suppress(TidegateError, OSError, msgspec.MsgspecError):  # the run will say why it cannot be read
+                yield damaged_staging(sink, decode_committable(sealed))
+
+
+def _sinks(root: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str, ReversibleSink | None]]:
+    """The sinks of a pipeline, by name; None: it cannot be asked."""
+    for name, shape in manifest.shape.items():
+        if shape.table is not None:
+            place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
+            yield name, bound_at(shape.table, place)
 
 
 def bound_at(table: TableAddress, place: SinkPlace) -> ReversibleSink | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import ConflictingRows, ForeignTable, InvalidPipeline, SinkFailed, TablePutBack
-from tidegate.sinks.contract import Committable, SinkPlace, StagedBatch, StagedFile
+from tidegate.sinks.contract import BoundSink, Committable, FileSink, SinkPlace, StagedBatch, StagedFile
 from tidegate.storage.files import Files, clear
 
 if TYPE_CHECKING:
@@ -132,6 +132,39 @@ def is_staged(staging: Files, file: StagedFile) -> bool:
     """Whether it is still there, where a sink stages its files."""
     name = staging.name_at(file.path)
     return name is not None and staging.exists(name)
+
+
+def damaged_staging(sink: BoundSink, committable: Committable) -> tuple[str | None, str | None]:
+    """Of the files that a checkpoint has sealed and the table does not show yet, what is first found to be changed, by
+    its size, and what to be gone.
+
+    Nothing is said of a table that is gone, or was put back to an older state: that is another matter.
+    """
+    if not isinstance(sink, FileSink) or not committable.files:
+        return None, None
+    found = _damaged(sink, committable)
+    # A run that is being taken over may have shown them since the table was asked, and removes them then.
+    return found if found == (None, None) else _damaged(sink, committable)
+
+
+def _damaged(sink: FileSink, committable: Committable) -> tuple[str | None, str | None]:
+    changed = gone = None
+    if sink.table.kind == "delta" and sink.identity() is None:
+        return changed, gone
+    next_batch = sink.facts().next_batch
+    if next_batch <= committable.shown_through:
+        return changed, gone
+    for file in committable.files:
+        name = sink.staging.name_at(file.path)
+        if file.batch < next_batch or not file.rows or name is None:
+            continue
+        size = sink.staging.size(name)
+        what = f"{file.path}, staged for {sink.describe()} of sink {sink.place.stage!r},"
+        if size is None:
+            gone = gone or f"{what} is gone"
+        elif size != file.size_bytes:
+            changed = changed or f"{what} is not what it was: size differs"
+    return changed, gone
 
 
 def refuse_gone(table: str, place: SinkPlace, staging: Files, staged: Sequence[StagedFile]) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -33,6 +33,8 @@ NEVER_COMPACT: Final = 2**31 - 1
 # A query without state takes up nothing else from its log, and for this one Spark has another default where the log has
 # none: a filter that nothing passes would take its source away.
 _SETTINGS: Final = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "false"}
+# The last second that a timestamp can tell in Python, and far from where Spark's microseconds overflow.
+END_OF_TIME_MS: Final = 253_402_300_799_000
 # Where the source logs of a restored stage start again.
 _RESTARTED: Final = '{"logOffset":0}'
 
@@ -88,6 +90,7 @@ _sink_decoder: Final = msgspec.json.Decoder(SinkLogEntry)
 _source_decoder: Final = msgspec.json.Decoder(SourceLogEntry)
 _metadata_decoder: Final = msgspec.json.Decoder(_OffsetMetadata)
 _commit_decoder: Final = msgspec.json.Decoder(_CommitMetadata)
+_any_decoder: Final = msgspec.json.Decoder(dict[str, Any])
 
 T = TypeVar("T")
 
@@ -189,6 +192,21 @@ def has_moved_watermark(checkpoint: Files, batch: int) -> bool:
         return False
     then = read_offsets(checkpoint, batch).watermark_ms or 0
     return _decoded(_commit_decoder, lines[0], checkpoint, name).next_batch_watermark_ms > then
+
+
+def move_watermark_to_the_end(checkpoint: Files, batch: int) -> None:
+    """Let the next batch close whatever a watermark closes: as if `batch`, the last one, had seen the end of time.
+
+    What that batch names of its state stays as it is.
+    """
+    name = f"commits/{batch}"
+    data = checkpoint.read(name)
+    if data is None:
+        raise DamagedCheckpoint(f"{checkpoint.location(name)} is missing, though the batch was committed")
+    version, _, line = data.decode().partition("\n")
+    committed = _decoded(_any_decoder, line, checkpoint, name)
+    committed["nextBatchWatermarkMs"] = END_OF_TIME_MS
+    checkpoint.write(name, f"{version}\n{msgspec.json.encode(committed).decode()}".encode())
 
 
 def log_offset(source: str) -> int:

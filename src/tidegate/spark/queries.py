@@ -107,7 +107,7 @@ def build(
 ) -> Built:
     """Call the user's function, and check what it returns."""
     session = sessions.of_stages if definition.inputs else sessions.of_sources
-    frame = _called(definition, session, lambda name: read_gate(session, gates[name], schemas[name]))
+    frame = frame_of(definition, session, lambda name: read_gate(session, gates[name], schemas[name]))
     what = _what(definition)
     plan = frame._jdf.queryExecution().analyzed()
     if not gates:
@@ -123,7 +123,7 @@ def build_onto(definition: StageDefinition, read: Built, *, is_sealed_off: bool)
     input_name = definition.inputs[0]
     frame = sealed_off(read.frame, input_name) if is_sealed_off else read.frame
     try:
-        built = _called(definition, read.frame.sparkSession, lambda _: frame)
+        built = frame_of(definition, read.frame.sparkSession, lambda _: frame)
     except InvalidPipeline:
         return None  # it is called by itself, and will say what is wrong
     return Built(built, read.sources, has_event_time=read.has_event_time) if only_passes_on(built, frame) else None
@@ -133,7 +133,7 @@ def _what(definition: StageDefinition) -> str:
     return f"{definition.kind} {definition.name!r}"
 
 
-def _called(definition: StageDefinition, session: SparkSession, read: Callable[[str], DataFrame]) -> DataFrame:
+def frame_of(definition: StageDefinition, session: SparkSession, read: Callable[[str], DataFrame]) -> DataFrame:
     """What a stage's function returns, where it is something that can run."""
     inputs = iter(definition.inputs)
     arguments = [session if parameter == SPARK_PARAMETER else read(next(inputs)) for parameter in definition.parameters]

@@ -17,6 +17,13 @@ from tidegate.storage.files import Files
 from tidegate.storage.paths import RootPaths
 
 
+def _decided(data: bytes, name: str) -> Decision:
+    record = decode_decision(data, name)
+    if record.slot != RootPaths.slot_of(name):
+        raise DamagedLog(f"the decision log's record {name} is that of slot {record.slot}: it was put into its place")
+    return record
+
+
 class StoredDecisions:
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -33,7 +40,7 @@ class StoredDecisions:
     def _decoded(self, found: Mapping[str, bytes]) -> DecisionLog:
         torn = {name for name, data in found.items() if is_torn(data)}
         try:
-            records = [decode_decision(data, name) for name, data in found.items() if name not in torn]
+            records = [_decided(data, name) for name, data in found.items() if name not in torn]
             return DecisionLog.from_records(records, {RootPaths.slot_of(name) for name in torn})
         except DamagedLog as error:
             raise DamagedLog(

@@ -79,10 +79,10 @@ def check_files(
 ) -> Iterator[CheckedFile]:
     """Check every file in the root that a checkpoint refers to, but for these, against what its manifest says of it.
 
-    Files of snapshots are read against their checksums, unless `reads` says to leave it at their sizes. Of files in
-    flight the manifest has the size only. What a sink has sealed is not looked at: it is removed once the table shows
-    it, which only the table can tell. Lists are read in any case: of a stage with a damaged one nobody can tell what
-    else belongs to it.
+    Files of snapshots and in flight are read against their checksums, unless `reads` says to leave it at their sizes.
+    Of files in flight, manifests of before have the size only. What a sink has sealed is not looked at: it is removed
+    once the table shows it, which only the table can tell. Lists are read in any case: of a stage with a damaged one
+    nobody can tell what else belongs to it.
     """
     referred = list[_Referred]()
     for stage, snapshot in manifest.stages.items():
@@ -119,7 +119,7 @@ def _referred_to(stage: str, snapshot: StageSnapshot, files: Iterable[SnapshotFi
         yield f"{file.stored} of stage {stage!r}", file.stored, file.size_bytes, file.sha256
     for segments in snapshot.in_flight.values():
         for each in (each for segment in segments for each in segment.files):
-            yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, None
+            yield f"{each.path}, in flight to stage {stage!r},", each.path, each.size_bytes, each.sha256 or None
 
 
 def references(files: Files, manifest: Manifest) -> frozenset[str]:

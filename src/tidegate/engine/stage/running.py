@@ -25,7 +25,7 @@ from tidegate.flows.requests import Host, Patience, Standing, Stored, StoredInFl
 from tidegate.flows.stage import StageCheckpoints, StartsAt
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.messages import Barrier, SegmentFile
+from tidegate.protocol.messages import Barrier, Segment, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.retention import StoredFile
 from tidegate.sinks.contract import BoundSink, CheckingSink, RowSink, StagedFile, decode_committable
@@ -35,7 +35,7 @@ from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import remove_output, restore_output
 from tidegate.spark.snapshot import Snapshotter, Taken
 from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, SnapshotFile
-from tidegate.storage.files import Files, NotDurable
+from tidegate.storage.files import Files, NotDurable, checksum
 from tidegate.storage.manifest import StageSnapshot
 from tidegate.storage.parquet import write_nothing
 from tidegate.storage.paths import RootPaths
@@ -153,8 +153,8 @@ class RunningStage:
         self._unforced: set[str] = set() if start is None or start.files.forced else set(self.held_paths())
         self._on_disk: frozenset[object] = frozenset()
         self._staged_on_disk: frozenset[object] = frozenset()
-        self._captured_on_disk: frozenset[str] = frozenset()
-        """What the last checkpoint that captured anything in flight has captured."""
+        self._captured: dict[str, str] = {}
+        """What the last checkpoint that captured anything in flight has captured, with its checksums: it is durable."""
         self._attempt = 1
         self._attempts_to_store: list[int] = []
         self._nudged_at: int | None = None
@@ -404,24 +404,39 @@ class RunningStage:
         )
 
     def storing_in_flight(self, request: StoreInFlight) -> Callable[[], StoredInFlight]:
-        """Whose output it is has forced nothing: only what is captured must be durable."""
+        """Whose output it is has forced nothing: only what is captured must be durable, and known by its checksum."""
         segments = self.inputs.in_flight(request.in_flight)
-        files = [file.path for each in segments.values() for segment in each for file in segment.files]
+        files = [file for each in segments.values() for segment in each for file in segment.files]
 
         def store() -> StoredInFlight:
             try:
                 if self._place.root.fsync:
-                    fresh = [file for file in files if file not in self._captured_on_disk]
+                    fresh = [file.path for file in files if file.path not in self._captured]
                     if fresh:
                         self._place.root.sync(fresh)
-                    self._captured_on_disk = frozenset(files)
+                self._captured = {file.path: self._checksum(file) for file in files}
             except NotDurable as error:
                 raise self._not_forced(error) from error
             except OSError as error:
                 raise StoreUnavailable(say(error)) from error
-            return StoredInFlight(tuple(files), segments)
+            captured = {name: tuple(map(self._with_checksums, each)) for name, each in segments.items()}
+            return StoredInFlight(tuple(file.path for file in files), captured)
 
         return store
+
+    def _checksum(self, file: SegmentFile) -> str:
+        """Read once: what is captured again was captured before, by this run or by the one before it."""
+        if known := self._captured.get(file.path) or file.sha256:
+            return known
+        found = checksum(self._place.root, file.path)
+        if found is None or found[0] != file.size_bytes:
+            what = "is gone" if found is None else "is not what was written"
+            raise StageFailed(self.name, f"{self._place.root.location(file.path)}, in flight to it, {what}")
+        return found[1]
+
+    def _with_checksums(self, segment: Segment) -> Segment:
+        files = (msgspec.structs.replace(each, sha256=self._captured[each.path]) for each in segment.files)
+        return msgspec.structs.replace(segment, files=tuple(files))
 
     def checking_sealed(self, committable: str) -> Callable[[], None]:
         sink = self._place.sink

@@ -352,9 +352,7 @@ class SimulatedDriver:
         if any(each.refused is not None for each in tables):
             raise RecoveryRefused(f"{tables}")
         if self.world.random.random() < 0.5:
-            self.life.calls_left = self.world.random.randint(
-                0, 50
-            )  # killed in the midst of what changes anything
+            self.life.calls_left = self.world.random.randint(0, 50)  # killed in the midst of what changes anything
         clock = _OpeningClock(self.world)
         RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock).set_back(checkpoint_id)
         self.cluster.set_back += 1
