@@ -14,6 +14,7 @@ import msgspec
 import tidegate as tg
 from benchmarks.measure import WrongWork
 from benchmarks.spark_runs import Input, TidegateRun, base_session, derived_session, temporary_folder
+from tidegate.spark.session import unload_state
 from tidegate.storage.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class _Keys:
 
 def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync: bool = True) -> StateCost:
     """Build that much state in a few large batches, then change little of it and watch the checkpoints."""
-    _unload_state_stores()
+    unload_state(base_session())  # Spark reads the interval of its maintenance only when its first store is loaded
     with temporary_folder() as folder:
         source, keys = Input(folder / "input"), _Keys(folder / "keys")
         pipeline = distinct_keys(source.folder, folder / "tables")
@@ -102,7 +103,7 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync:
                 raise WrongWork(f"no checkpoint of {state_bytes} bytes of state was completed in {counted_s} s")
             state = run.checkpoint_folder(_STAGE) / "state"
             changed = _bytes_between(state, before.written_ns, counted[-1].written_ns)
-    _unload_state_stores()
+    unload_state(base_session())
     manifests = [each.manifest for each in counted]
     durations = [run.durations_ms[manifest.checkpoint_id] for manifest in manifests]
     return StateCost(
@@ -151,11 +152,3 @@ def _bytes_between(state: Path, after_ns: int, until_ns: int) -> int:
             if path.is_file() and not path.name.startswith(".") and after_ns < status.st_mtime_ns <= until_ns:
                 total += status.st_size
     return total
-
-
-def _unload_state_stores() -> None:
-    """Spark reads the interval of its maintenance only when its first store is loaded."""
-    jvm = base_session()._jvm
-    assert jvm is not None
-    stores = getattr(jvm.org.apache.spark.sql.execution.streaming.state, "StateStore$")
-    getattr(stores, "MODULE$").stop()

@@ -309,6 +309,7 @@ def test_the_root_has_files_of_every_kind(made: Made, capsys: pytest.CaptureFixt
     assert {*needed(made).values(), *records(made).values()} == KINDS_OF_FILES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", KINDS)
 def test_damage_to_a_file_of_the_newest_checkpoint_is_noticed_named_and_undone_by_putting_it_back(
     made: Made, damage: str, capsys: pytest.CaptureFixture[str], record_property: Callable[[str, object], None]
@@ -319,6 +320,7 @@ def test_damage_to_a_file_of_the_newest_checkpoint_is_noticed_named_and_undone_b
     assert cases.total()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", KINDS)
 def test_damage_to_a_record_of_the_decision_log_is_noticed_named_and_undone_by_putting_it_back(
     made: Made, damage: str, capsys: pytest.CaptureFixture[str]

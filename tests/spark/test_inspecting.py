@@ -23,8 +23,9 @@ from tidegate.cli.inspect import Format, inspect_command
 from tidegate.cli.load import load_pipeline
 from tidegate.cli.verify import verify_command
 from tidegate.engine.inspecting import CheckpointInside, reading_session
-from tidegate.errors import DamagedCheckpoint, InvalidConfig, UnknownCheckpoint, UnknownState
+from tidegate.errors import DamagedCheckpoint, InvalidConfig, StageFailed, UnknownCheckpoint, UnknownState
 from tidegate.protocol.names import checkpoint_name
+from tidegate.spark.state_diff import KeyChange, difference
 from tidegate.spark.stored_state import StoredOperator
 from tidegate.storage.file_lists import files_of
 from tidegate.storage.inspection import InspectedRoot
@@ -229,6 +230,8 @@ def test_rows_are_given_as_a_table_a_file_or_a_folder(
         ask("per_minute", form=Format.PARQUET, out=folder)
     with pytest.raises(InvalidConfig, match=r"--where 'country = 1' cannot be asked: .*; there is: key.key, "):
         ask("visits", part="count", where="country = 1")
+    with pytest.raises(StageFailed, match=r"its rows cannot be read: \[CAST_INVALID_INPUT\] The value 'k\d'"):
+        ask("visits", part="count", where="CAST(key.key AS int) = 1")
 
 
 @pytest.mark.usefixtures("untouched")
@@ -285,6 +288,17 @@ def test_two_checkpoints_are_compared_key_by_key(place: Place, capsys: pytest.Ca
         "~ key k0: seen 36 → seen 72",
         "  and 4 more changed; --limit shows more",
     ]
+
+
+def test_state_that_goes_by_no_key_is_compared_as_a_whole(spark: SparkSession) -> None:
+    before, after = (
+        spark.sql(f"SELECT named_struct('count', {count}) AS value, 0 AS partition_id") for count in (5, 9)
+    )
+    found = difference(before, after, 10)
+    assert (found.added, found.removed, found.changed, found.unchanged) == (0, 0, 1, 0)
+    assert found.some["changed"] == (KeyChange({"key": "all rows"}, ({"count": 5},), ({"count": 9},)),)
+    with pytest.raises(InvalidConfig, match="the two states are not of one kind"):
+        difference(before, after.drop("value"), 10)
 
 
 # -- damage -------------------------------------------------------------------------------------------

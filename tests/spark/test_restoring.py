@@ -123,7 +123,7 @@ def test_after_a_restore_the_good_version_goes_on_and_tables_show_what_a_batch_j
             [sys.executable, "-m", "tidegate", "verify", "--root", str(deployed.root), "--json"],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
-        assert "first finishes setting the tables back" in json.loads(status.stdout)["next_start"]["why"]
+        assert "first sees to it that all tables are back at" in json.loads(status.stdout)["next_start"]["why"]
     write_input(deployed.folder / "in", 1, 10, first_file=5)
     pipeline = shop(deployed.folder)
     run_to_end(pipeline, deployed.root, spark, retain=20)

@@ -19,6 +19,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import tidegate as tg
 from tests.test_documents import ROOT, example
 from tidegate.errors import InvalidPipeline, InvalidRows, NotConsumed, StageFailed
+from tidegate.spark.jvm import java_class
 from tidegate.testing import run_pipeline
 from tidegate.testing.pipelines.rows import as_arrow
 from tidegate.testing.pipelines.tables import Table
@@ -73,6 +74,9 @@ def test_the_pipeline_of_the_readme_runs_on_rows_and_its_windows_can_be_closed(
     assert not (place / "lake").exists()
     assert not (place / "orders").exists()
     assert set(tables) == {"large_orders", "revenue"}
+    # Else its upkeep of state would make the folder anew within a minute.
+    stores = java_class(spark, "org.apache.spark.sql.execution.streaming.state.StateStore$")
+    assert not getattr(stores, "MODULE$").isMaintenanceRunning()
 
 
 def joined_and_counted() -> tg.Pipeline:

@@ -11,7 +11,7 @@ from tidegate.cli.answers import RestoreAnswer, RestoredTable, Table
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, RootFolder, complete_checkpoint, parse_checkpoint
 from tidegate.cli.speech import say
-from tidegate.cli.text import console, plain_table
+from tidegate.cli.text import as_time, console, plain_table
 from tidegate.errors import InvalidConfig
 from tidegate.storage.inspection import InspectedRoot
 
@@ -126,7 +126,10 @@ def _as_answer(each: TableBack) -> RestoredTable:
 def _print(plan: Restoration, out: Console) -> None:
     way = "stays at" if plan.newest == plan.checkpoint else f"goes from {plan.newest} to"
     unaligned = "" if plan.aligned else ", unaligned: at it one table may be ahead of another"
-    out.print(f"pipeline {plan.pipeline} {way} {plan.checkpoint} (of {plan.triggered_at}{unaligned})", markup=False)
+    out.print(
+        f"pipeline {plan.pipeline} {way} {plan.checkpoint} (of {as_time(plan.triggered_at)} UTC{unaligned})",
+        markup=False,
+    )
     table = plain_table(["sink", "table"], ["version", "rows"])
     for each in plan.tables:
         table.add_row(each.sink, each.table.address, _versions(each), _rows(each))

@@ -29,7 +29,7 @@ from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.root import Root
 from tidegate.engine.stage.progress import Progress
 from tidegate.engine.tables import bound
-from tidegate.errors import PipelineChanged, StageFailed
+from tidegate.errors import DamagedCheckpoint, PipelineChanged, StageFailed, StoreUnavailable
 from tidegate.protocol.messages import SegmentFile
 from tidegate.sinks.contract import BoundSink, SinkPlace
 from tidegate.spark import queries
@@ -120,10 +120,14 @@ def _without_py4js_log() -> Iterator[None]:
 def _copied(root: InspectedRoot, base: Manifest, scratch: Files) -> Root:
     """A root that has what the snapshots of the checkpoint consist of, by the same names. What was in flight is not
     read."""
-    for name, snapshot in base.stages.items():
-        lists = [each.stored for each in snapshot.files.lists]
-        for stored in (*lists, *(each.stored for each in files_of(root.files, name, snapshot.files))):
-            scratch.keep(stored, root.files, stored)
+    try:
+        for name, snapshot in base.stages.items():
+            lists = [each.stored for each in snapshot.files.lists]
+            for stored in (*lists, *(each.stored for each in files_of(root.files, name, snapshot.files))):
+                scratch.keep(stored, root.files, stored)
+    except (DamagedCheckpoint, StoreUnavailable):
+        root.find(base.checkpoint_id)  # a run that is alive may have removed it
+        raise
     return Root(scratch, root.pipeline, fsync=False, root_id=root.id)
 
 

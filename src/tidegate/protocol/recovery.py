@@ -110,7 +110,7 @@ def in_words(start: Start, health: Mapping[int, str | None]) -> str:
             return f"{passed_over}goes on from {checkpoint_name(checkpoint.checkpoint_id)}"
         case SetTablesBack():
             name = checkpoint_name(start.checkpoint_id)
-            return f"first finishes setting the tables back to {name}, as was decided, and goes on from there"
+            return f"first sees to it that all tables are back at {name}, as was decided, and goes on from there"
         case _:
             return "starts from the beginning"
 

@@ -138,33 +138,27 @@ def damaged_staging(sink: BoundSink, committable: Committable) -> tuple[str | No
     """Of the files that a checkpoint has sealed and the table does not show yet, what is first found to be changed, by
     its size, and what to be gone.
 
-    Nothing is said of a table that is gone, or was put back to an older state: that is another matter.
+    Nothing is said of a table that is gone, or was put back to an older state: that is another matter. The table is
+    asked after the files were looked at: a run that is being taken over may show them meanwhile, and removes them then.
     """
-    if not isinstance(sink, FileSink) or not committable.files:
+    if not isinstance(sink, FileSink):
         return None, None
-    found = _damaged(sink, committable)
-    # A run that is being taken over may have shown them since the table was asked, and removes them then.
-    return found if found == (None, None) else _damaged(sink, committable)
-
-
-def _damaged(sink: FileSink, committable: Committable) -> tuple[str | None, str | None]:
-    changed = gone = None
-    if sink.table.kind == "delta" and sink.identity() is None:
-        return changed, gone
+    names = ((file, sink.staging.name_at(file.path)) for file in committable.files if file.rows)
+    sizes = ((file, sink.staging.size(name)) for file, name in names if name is not None)
+    wrong = [(file, size) for file, size in sizes if size != file.size_bytes]
+    if not wrong or (sink.table.kind == "delta" and sink.identity() is None):
+        return None, None
     next_batch = sink.facts().next_batch
     if next_batch <= committable.shown_through:
-        return changed, gone
-    for file in committable.files:
-        name = sink.staging.name_at(file.path)
-        if file.batch < next_batch or not file.rows or name is None:
-            continue
-        size = sink.staging.size(name)
-        what = f"{file.path}, staged for {sink.describe()} of sink {sink.place.stage!r},"
-        if size is None:
-            gone = gone or f"{what} is gone"
-        elif size != file.size_bytes:
-            changed = changed or f"{what} is not what it was: size differs"
-    return changed, gone
+        return None, None
+
+    def first(what: str, *, is_there: bool) -> str | None:
+        found = (file for file, size in wrong if file.batch >= next_batch and (size is not None) is is_there)
+        file = next(found, None)
+        staged = f"staged for {sink.describe()} of sink {sink.place.stage!r}"
+        return None if file is None else f"{file.path}, {staged}, {what}"
+
+    return first("is not what it was: size differs", is_there=True), first("is gone", is_there=False)
 
 
 def refuse_gone(table: str, place: SinkPlace, staging: Files, staged: Sequence[StagedFile]) -> None:

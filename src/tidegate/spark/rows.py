@@ -69,7 +69,9 @@ def _inside(name: str, column: Column, kind: DataType) -> Iterator[tuple[str, tu
 def _as_text(column: Column, kind: DataType) -> Column:
     if isinstance(kind, ArrayType | MapType | StructType):
         return F.to_json(column)
-    return F.base64(column) if isinstance(kind, BinaryType) else column.cast("string")
+    if isinstance(kind, BinaryType):
+        return F.regexp_replace(F.base64(column), r"\s", "")  # Spark breaks it into lines
+    return column.cast("string")
 
 
 def _has_order(kind: DataType) -> bool:

@@ -410,6 +410,17 @@ def scratch_folders(session: SparkSession) -> list[Path]:
     return [Path(folder) for folder in named.split(",")]
 
 
+def unload_state(session: SparkSession) -> None:
+    """Let Spark's process close the state of queries that have ended, unless some still run in it.
+
+    Spark does so within a minute or two. Until then its upkeep goes on in their folders, and makes those anew that were
+    deleted meanwhile.
+    """
+    if session._jsparkSession.sharedState().activeStreamingQueries().isEmpty():
+        stores = java_class(session, "org.apache.spark.sql.execution.streaming.state.StateStore$")
+        getattr(stores, "MODULE$").stop()
+
+
 class RunSession:
     """The session that a run works on: the user's, or one of our own, which is started anew when its JVM is gone."""
 

@@ -142,10 +142,12 @@ class _Comparison:
         for then, now in zip(old.keys, new.keys, strict=True):
             if then.detail != now.detail:
                 yield self._of_constant(what, then, now) if then.name == CONSTANT else self._of_window(then, now)
-        if old.kind == TRANSFORM:
-            yield from self._of_variables(old.values or (), new.values or ())
+        if old.values is None or new.values is None:
+            pass  # nothing can be said of what is not known
+        elif old.kind == TRANSFORM:
+            yield from self._of_variables(old.values, new.values)
         else:
-            yield from self._of_stored(old.kind, old.values or (), new.values or ())
+            yield from self._of_stored(old.kind, old.values, new.values)
         if old.details != new.details:
             then_on, now_on = (each.details.get("condition", "nothing more") for each in (old, new))
             yield (

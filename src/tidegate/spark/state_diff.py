@@ -74,7 +74,9 @@ def _types(frame: DataFrame) -> str:
 
 
 def _by_key(frame: DataFrame, name: str) -> DataFrame:
-    """One row a key, with all that is stored for it, in an order of its own."""
+    """One row a key, with all that is stored for it, in an order of its own. A sum over all rows has no key."""
+    if _KEY not in frame.columns:
+        frame = frame.withColumn(_KEY, F.struct(F.lit("all rows").alias(_KEY)))
     stored = [column for column in frame.columns if column not in (_KEY, _PARTITION)]
     value = F.to_json(F.struct(*stored), {"ignoreNullFields": "false"}) if stored else F.lit("{}")
     return frame.groupBy(_KEY).agg(F.array_sort(F.collect_list(value)).alias(name))

@@ -46,7 +46,7 @@ def told_of(stage: str) -> Iterator[None]:
         with without_pysparks_log():
             yield
     except (PySparkException, _Py4JError) as error:
-        raise StageFailed(stage, f"what it has stored cannot be read: {cause_of(error)}") from error
+        raise StageFailed(stage, f"its rows cannot be read: {cause_of(error)}") from error
 
 
 class StatePart(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,7 +27,7 @@ from tidegate.sinks.delta.reading import TableAt
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.sinks.sessions import PARTITIONS, derived_session, has_set
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
-from tidegate.spark.session import existing_session, local_session
+from tidegate.spark.session import existing_session, local_session, unload_state
 from tidegate.testing.pipelines.rows import Rows
 from tidegate.testing.pipelines.sources import FedSource, columns_of_source
 from tidegate.testing.pipelines.tables import Tables, read_table
@@ -93,7 +94,11 @@ def run_pipeline(
             test.close_windows(definitions)
         return test.read()
     finally:
+        with suppress(Exception):  # where Spark is gone, that is told by what has failed
+            unload_state(session)
         shutil.rmtree(folder, ignore_errors=True)
+        # Where other queries run in Spark's process, its upkeep of state may make a part of it anew.
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def _as_batches(rows: Batch | Sequence[Batch]) -> list[Batch]:
