@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -35,3 +36,14 @@ def postgres_server() -> Iterator[PostgresServer]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first: where tests run two at a time, none of them is then left to one worker at the end."""
     items.sort(key=lambda item: (item.path.name != "test_kills.py", item.get_closest_marker("slow") is None))
+
+
+@pytest.fixture(autouse=True)
+def loggers_as_they_were() -> Iterator[None]:
+    """A view of a run that is shown in this process leaves its handlers, which would write to streams that are gone."""
+    loggers = [logging.getLogger(name) for name in ("tidegate", "tidegate.stopping")]
+    before = [(logger.level, list(logger.handlers)) for logger in loggers]
+    yield
+    for logger, (level, handlers) in zip(loggers, before, strict=True):
+        logger.setLevel(level)
+        logger.handlers[:] = handlers

@@ -129,6 +129,8 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
     check_protocol_results(parse(ran.stdout))
 
 
+@pytest.mark.slow
+@pytest.mark.soak
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

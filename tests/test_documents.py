@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.harness import live_run, seen, tidegate, wait_until
 from tests.cli.strict import answered
-from tidegate.cli.answers import DemoAnswer
+from tidegate.cli.answers import DemoAnswer, PlanAnswer
 from tidegate.engine.control import Life
 from tools import reference
 from tools.diagrams import rendered
@@ -32,6 +32,7 @@ COMMANDS: dict[str, list[str] | None] = {
     "tidegate restore --root state/orders --to 42": None,  # these ask and change things: tests/spark/test_restoring.py
     "tidegate restore --root state/orders --to 42 --dry-run": None,
     "tidegate restore --root state/orders --to 42 --yes": None,
+    "tidegate plan orders.py --root state/orders": None,  # with the example, below
     "tidegate demo": None,  # takes long, below
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
@@ -175,7 +176,26 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     assert read.returncode == 0, read.stderr
     assert "ckpt-" in read.stdout
     assert "[200 rows x 4 columns]" in read.stdout
+    check_what_is_planned(tmp_path)
     check_the_guide_to_looking_inside(tmp_path)
+
+
+def check_what_is_planned(folder: Path) -> None:
+    (command,) = [each for each in COMMANDS if each.startswith("tidegate plan")]
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.parts[-1] != "__pycache__"}
+    planned = tidegate(*shlex.split(command)[1:], cwd=folder)
+    assert planned.returncode == 0, planned.stderr
+    assert re.search(r"a run goes on from ckpt-\d+\n", planned.stdout)
+    assert "one query: orders, large\n" in planned.stdout or "nothing has changed" in planned.stdout
+    renamed = (folder / "orders.py").read_text().replace("def revenue(", "def sales(")
+    (folder / "renamed.py").write_text(renamed, encoding="utf-8")
+    refused = tidegate("plan", "renamed.py", "--root", "state/orders", "--json", cwd=folder)
+    answer = answered(refused.stdout)
+    assert refused.returncode == 3
+    assert isinstance(answer, PlanAnswer)
+    assert answer.refused is not None
+    assert "--rename revenue=sales" in answer.refused.message
+    assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
 # In one process, because each would start Spark; with rows of a second run, so that there is something to compare.

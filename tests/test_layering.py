@@ -178,6 +178,7 @@ BESIDE_THE_ROOT = {
     "tidegate.engine.kill_points": "its own process, which it kills when a file of a test's is there",
     "tidegate.engine.pipeline": "the file that a pipeline is written in",
     "tidegate.engine.restoring": "the root as a user names it",
+    "tidegate.engine.preview": "the root as a user names it, and a folder for nothing else",
     "tidegate.engine.root": "a root in a folder",
     "tidegate.engine.run": "the root as a user names it",
     "tidegate.engine.status": "the number of its process",

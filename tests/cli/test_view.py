@@ -8,7 +8,6 @@ import logging
 import re
 import signal
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -31,16 +30,6 @@ from tidegate.engine.status import (
     now,
 )
 from tidegate.engine.stopping import stopping_by
-
-
-@pytest.fixture(autouse=True)
-def loggers_as_they_were() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in ("tidegate", "tidegate.stopping")]
-    before = [(logger.level, list(logger.handlers)) for logger in loggers]
-    yield
-    for logger, (level, handlers) in zip(loggers, before, strict=True):
-        logger.setLevel(level)
-        logger.handlers[:] = handlers
 
 
 def running(*checkpoints: int) -> RunStatus:

@@ -40,6 +40,8 @@ GIVEN: dict[str, Any] = {
     "restart_pause": "14s",
     "chain": False,
     "fsync": False,
+    "rename": {"before": "middle"},
+    "allow_dropped_state": ["gone"],
     "conf": {"spark.x": "15"},
 }
 ON_TIMEOUT = tg.AlignmentConfig(unaligned="on_timeout", timeout_ms=30_000)
@@ -96,7 +98,7 @@ def test_the_options_of_the_command_are_those_of_a_run_but_for_the_config_that_h
     assert list(found) == [name for name in RunOptions.__struct_fields__ if name != "checkpoint"]
     hints, wanted = get_type_hints(run_command), get_type_hints(RunOptions)
     for name, each in found.items():
-        if name == "conf":  # KEY=VALUE, repeated
+        if name in ("conf", "rename"):  # KEY=VALUE, repeated
             continue
         assert each.default == getattr(DEFAULTS, name), name
         assert hints[name] == (str | None if name == "retain" else wanted[name]), name
@@ -117,11 +119,12 @@ def test_an_option_of_the_command_reaches_the_run(monkeypatch: pytest.MonkeyPatc
     file.write_text("import tidegate as tg\npipeline = tg.Pipeline('flat')\n", encoding="utf-8")
     given = {name: value for name, value in GIVEN.items() if name != "checkpoint"}
     arguments = ["run", str(file), "--root", str(tmp_path / "root"), "--no-fsync", "--no-chain", "--conf", "spark.x=15"]
+    arguments += ["--rename", "before=middle", "--allow-dropped-state", "gone"]
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         if value is True:
             arguments.append(option)
-        elif name not in ("fsync", "chain", "conf"):
+        elif name not in ("fsync", "chain", "conf", "rename", "allow_dropped_state"):
             arguments += [option, str(value)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
@@ -209,6 +212,23 @@ def test_falling_back_is_refused_where_no_stage_could(tmp_path: Path) -> None:
         run_pipeline(flat(has_stage=False), tmp_path / "root", NOWHERE, unaligned_after="1s")
     assert list(tmp_path.iterdir()) == []
     settings_of({"unaligned_after": "1s"}).check_effect_on(flat().validated())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rename": {"a": "b"}}, "rename a=b: the pipeline has no stage 'b' (it has: rows, middle, shown)"),
+        ({"rename": {"rows": "middle"}}, "rename rows=middle: the pipeline still has a stage 'rows'"),
+        ({"rename": {"a": "middle", "b": "middle"}}, "rename b=middle: 'a' was to become 'middle' too"),
+        ({"allow_dropped_state": ["middle"]}, "allow_dropped_state is middle, which has no effect: the pipeline still"),
+        ({"rename": {"a": "middle"}}, "rename is given, which has no effect: the root has no checkpoint"),
+    ],
+)
+def test_what_is_said_of_a_change_that_cannot_be_is_refused(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        run_pipeline(flat(), tmp_path / "root", NOWHERE, **options)
+    assert str(refused.value).startswith(said)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

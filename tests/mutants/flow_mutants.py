@@ -477,11 +477,9 @@ FLOW_DEFECTS: Final = (
         Section.OWN,
         "the record behind a torn one is claimed where that one lies, for ever in vain",
         rewrite(
-            Edit(
-                DecisionLog.opening,
-                "self.next_slot, claimant, self.next_generation, base, self.retained, self.first_slot, self._undecided",
-                "self._end + 1, claimant, self.generation + 1, base, self.retained, self.first_slot",
-            )
+            Edit(DecisionLog.opening, "self.next_slot,", "self._end + 1,"),
+            Edit(DecisionLog.opening, "self.next_generation,", "self.generation + 1,"),
+            Edit(DecisionLog.opening, "self._undecided,", "0,"),
         ),
         Simulated("Liveness", 3, scenarios.power_lost),
     ),

@@ -9,6 +9,7 @@ from tidegate.testing.simulator.whole import simulate_whole
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", WHOLE_DEFECTS, ids=lambda mutant: mutant.name)
 def test_every_whole_mutant_is_caught(mutant: WholeMutant) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:

@@ -9,7 +9,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tests.mutants.mutation import Edit, Switch, rewrite
-from tidegate.engine import chains, cleaning, launching
+from tidegate.engine import chains, changes, cleaning, launching, renaming
+from tidegate.engine import parting as partings
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
 from tidegate.engine.root import Root
@@ -28,7 +29,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.file_lists import FileList
 from tidegate.storage.paths import _suffix
-from tidegate.testing.simulator.dag import random_dag, random_lines
+from tidegate.testing.simulator.dag import Dag, random_dag, random_lines
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
 
 
@@ -88,20 +89,39 @@ def chained(seed: int) -> WholeScenario:
 
 def going_back(seed: int) -> WholeScenario:
     """The pipeline and its tables are brought to older checkpoints again and again."""
-    whole = random_whole_scenario(seed)
-    config = msgspec.structs.replace(whole.config, max_retained=3)
+    whole = random_whole_scenario(seed, set_backs=4)
     return msgspec.structs.replace(
         whole,
-        config=config,
         rows=dict.fromkeys(whole.rows, 60),
-        fault_phase_ms=4_000,
-        set_backs=4,
         crashes=0,
         kills=0,
         pauses=0,
         damages=0,
         power_losses=0,
         standstills=0,
+    )
+
+
+def changed(seed: int) -> WholeScenario:
+    """Every kind of change, to a pipeline that has much in flight."""
+    whole = random_whole_scenario(seed, every_change=True)
+    alignment = AlignmentConfig(unaligned="always", timeout_ms=20, max_inflight_bytes=10**6)
+    config = msgspec.structs.replace(whole.config, alignment=alignment)
+    return msgspec.structs.replace(whole, config=config, rows=dict.fromkeys(whole.rows, 60), crashes=1, damages=0)
+
+
+def parting(seed: int) -> WholeScenario:
+    """A table goes, others get other names, and tables fail, so that they are late."""
+    whole = random_whole_scenario(seed, every_change=True)
+    renamed = {name: f"{name}_renamed" for name in whole.dag.sinks if name not in (*whole.changes.late, "early")}
+    changes = msgspec.structs.replace(whole.changes, late=(), between=None, renamed=renamed)
+    dag = Dag(
+        {name: spec for name, spec in whole.dag.stages.items() if name not in whole.changes.new}, whole.dag.source_of
+    )
+    config = msgspec.structs.replace(whole.config, alignment=AlignmentConfig())
+    rows = dict.fromkeys(whole.rows, 60)
+    return msgspec.structs.replace(
+        whole, dag=dag, config=config, rows=rows, changes=changes, crashes=1, damages=0, tables_fail=0.7
     )
 
 
@@ -118,7 +138,7 @@ WHOLE_DEFECTS: Final = (
             )
         ),
         "Unexpected",
-        60,
+        130,
         unaligned,
     ),
     WholeMutant(
@@ -136,7 +156,8 @@ WHOLE_DEFECTS: Final = (
             Edit(RunningStage._take_up_batches, "self.checkpoints.on_committed(progress.batch, moved)", "pass"),
         ),
         "RowsInOrder",
-        20,
+        30,
+        fanned_out,
     ),
     WholeMutant(
         "a_snapshot_omits_the_last_change_log",
@@ -383,6 +404,75 @@ WHOLE_DEFECTS: Final = (
         "NoCheckpointLost",
         20,
         going_back,
+    ),
+    # -- changed pipelines
+    WholeMutant(
+        "a_new_stage_starts_at_the_beginning",
+        "a stage that is new is told to stand before rows that it never gets",
+        rewrite(
+            Edit(
+                changes._Taking._before_its_first_batch,
+                "{read: self._barrier_in(read) for read in now.inputs}",
+                "dict.fromkeys(now.inputs, 0)",
+            )
+        ),
+        "Liveness",
+        20,
+        changed,
+    ),
+    WholeMutant(
+        "a_table_that_is_late_may_go",
+        "rows that were sealed for a sink that is gone are never shown",
+        rewrite(Edit(partings._check_gone, "if rows := unshown_rows(then, name, sink.facts()):", "if rows := 0:")),
+        "ExactlyOnce",
+        60,
+        parting,
+    ),
+    WholeMutant(
+        "a_sink_is_renamed_though_its_table_is_late",
+        "rows that were sealed under the old name are never shown",
+        rewrite(Edit(partings.check_renamed, "if rows := unshown_rows(then, old, facts):", "if rows := 0:")),
+        "NoCheckpointLost",
+        60,
+        parting,
+    ),
+    WholeMutant(
+        "a_renamed_sink_keeps_what_was_sealed",
+        "rows that its table shows by the old name are to be shown by the new one too",
+        rewrite(Edit(partings.part, "base = _with_nothing_sealed(base, each.name)", "pass")),
+        "Liveness",
+        40,
+        parting,
+    ),
+    WholeMutant(
+        "a_stage_is_put_between_two_with_something_in_flight",
+        "what is in flight to a stage that reads something else is dropped",
+        rewrite(Edit(changes._Taking._on_its_way, "return writer, reader", "return None")),
+        "Liveness",
+        20,
+        changed,
+    ),
+    WholeMutant(
+        "a_stage_that_reads_something_else_counts_anew",
+        "a table takes the batches of a sink that reads something else for some that it shows",
+        rewrite(Edit(changes._Taking._reading_others, "watermark_ms=None,", "watermark_ms=None, cut=None,")),
+        "Liveness",
+        40,
+        changed,
+    ),
+    WholeMutant(
+        "what_is_in_flight_from_a_renamed_stage_is_forgotten",
+        "rows on their way to the readers of a stage that has another name are lost",
+        rewrite(
+            Edit(
+                renaming.renamed,
+                "in_flight={now(read): segments for read, segments in each.in_flight.items()}",
+                "in_flight={}",
+            )
+        ),
+        "Liveness",
+        20,
+        changed,
     ),
     # -- telling, and being told
     WholeMutant(

@@ -153,7 +153,25 @@ def test_a_table_that_fits_is_left_as_it_is(tmp_path: Path) -> None:
     ids=["a type", "one more", "a name"],
 )
 def test_a_table_with_other_columns_is_refused_and_both_are_named(table: Table, other: StructType) -> None:
-    with pytest.raises(SinkFailed, match=r"has the columns id long, but shop/orders writes .*; change the stage, or"):
+    said = r"has the columns id long, but shop/orders writes .*change the stage, or write to a new table"
+    with pytest.raises(SinkFailed, match=said):
+        prepare(table.sink.sink, other)
+    assert table.version() == 0
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            schema(id=LongType(), more=LongType()),
+            r"add more long to the table yourself \(in SQL: ALTER TABLE delta\.`/",
+        ),
+        (schema(more=LongType(), id=LongType()), "let more long come last in the stage"),
+    ],
+    ids=["last", "first"],
+)
+def test_a_column_more_is_its_owners_to_add(table: Table, other: StructType, said: str) -> None:
+    with pytest.raises(SinkFailed, match=said):
         prepare(table.sink.sink, other)
     assert table.version() == 0
 

@@ -41,6 +41,7 @@ def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothin
     runs.check_no_orphans()
 
 
+@pytest.mark.soak
 def test_runs_that_cut_unaligned_lose_and_double_nothing_either(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path, "--unaligned-after", "0s")
     steps = [f"{step.value}:{times}" for step, times in _WITH_ROWS_IN_FLIGHT.items()]

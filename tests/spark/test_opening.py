@@ -79,7 +79,7 @@ def take_over(folder: Path, table: TableAddress | None = None, checkpoints: int 
             # What it has counted no table shows: a run that goes on from there finds it staged.
             for file in winner.sealed().files:
                 Path(file.path).parent.mkdir(parents=True, exist_ok=True)
-                Path(file.path).touch()
+                Path(file.path).write_bytes(bytes(file.size_bytes))
     finally:
         winner.generation.stop()
 

@@ -318,7 +318,7 @@ def taken_and_restored(root: Files, template: Path) -> tuple[list[tuple[Snapshot
         files = snapshotter.take(spark, number, 2 + number, full=number == 2).files
         taken.append(tuple(files_of(root, STAGE, files)))
     restored = root.at(RootPaths.spark_checkpoint(2, STAGE), durable=False)
-    restore_checkpoint(root, taken[1], restored, STAGE)
+    restore_checkpoint(root, taken[1], restored)
     restart_source_logs(restored, 4, [StageSource("rows", 0)])
     root.delete(root.list("generations/000001/stages"))
     assert all(is_whole(root, file) for file in (*taken[0], *taken[1]))
@@ -422,12 +422,12 @@ def test_a_full_snapshot_of_a_restored_stage_has_its_own_files_also_of_those_tha
     named.write_text(f'v2\n{{"stateSchemaFilePaths":["{kept.checkpoint}/state/0/_stateSchema/x"]}}', encoding="utf-8")
     first, _ = kept.take(2)
     later = Kept(tmp_path, first, generation=2)
-    restore_checkpoint(later.files, first, Folder(later.checkpoint), STAGE)
+    restore_checkpoint(later.files, first, Folder(later.checkpoint))
     full, _ = later.take(2, full=True)
     assert all(file.stored.startswith("generations/000002/") for file in full)
     shutil.rmtree(tmp_path / "root" / "generations" / "000001")
     last = Kept(tmp_path, full, generation=3)
-    restore_checkpoint(last.files, full, Folder(last.checkpoint), STAGE)
+    restore_checkpoint(last.files, full, Folder(last.checkpoint))
     assert str(last.checkpoint) in (last.checkpoint / "state/0/_metadata/v2/0").read_text(encoding="utf-8")
 
 
@@ -438,7 +438,7 @@ def test_what_the_next_generation_still_needs_is_not_kept_twice(tmp_path: Path) 
     touch(kept.checkpoint, "state/0/0/1_aa.changelog", "state/0/0/2_aa.changelog", "state/0/0/3_aa.changelog")
     first, _ = kept.take(2)
     later = Kept(tmp_path, first, generation=2)
-    restore_checkpoint(later.files, first, Folder(later.checkpoint), STAGE)
+    restore_checkpoint(later.files, first, Folder(later.checkpoint))
     write_log(Folder(later.checkpoint), "offsets/3", ['{"batchWatermarkMs":0}', "-"])
     touch(later.checkpoint, "commits/3", "state/0/0/4_bb.changelog")
     second, new_bytes = later.take(3)
@@ -613,7 +613,7 @@ def test_an_aggregation_needs_what_lies_between_its_last_full_snapshot_and_the_b
 def test_an_aggregation_that_is_restored_goes_on_with_the_very_same_rows(counted: Counted, batch: int) -> None:
     files, _ = counted.take(batch)
     elsewhere = counted.checkpoint.parent.parent / f"restored-{batch}" / "spark"
-    restore_checkpoint(counted.files, files, Folder(elsewhere), STAGE)
+    restore_checkpoint(counted.files, files, Folder(elsewhere))
     assert sorted(path.relative_to(elsewhere).as_posix() for path in elsewhere.rglob("*") if path.is_file()) == sorted(
         file.name for file in files
     )
@@ -633,7 +633,7 @@ def test_an_aggregation_goes_on_from_a_full_snapshot_when_nothing_else_is_left(c
     for file in files:
         alone.copy(file.stored, kept.files, file.stored)
     elsewhere = counted.input.parent / "alone" / "spark"
-    restore_checkpoint(alone, files, Folder(elsewhere), STAGE)
+    restore_checkpoint(alone, files, Folder(elsewhere))
     assert counted.run(elsewhere) == {number: rows for number, rows in counted.rows.items() if number > 10}
 
 
@@ -658,7 +658,7 @@ def test_a_query_without_state_needs_only_its_logs_and_goes_on(spark: SparkSessi
     files, _ = kept.take(1)
     logs = ["offsets/0", "offsets/1", "commits/0", "commits/1", "sources/0/0", "sources/0/1"]
     assert sorted(file.name for file in files) == sorted(["metadata", *logs])
-    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"), STAGE)
+    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"))
     again = run(session, stream(session, tmp_path / "in", 1).select("id"), tmp_path / "restored")
     assert again == {number: each for number, each in rows.items() if number > 1}
 
@@ -683,7 +683,7 @@ def test_a_join_of_two_streams_that_is_restored_goes_on_with_the_very_same_rows(
     rows = run(session, joined(), kept.checkpoint)
     batch = last_batch(kept.checkpoint) // 2
     files, _ = kept.take(batch)
-    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"), STAGE)
+    restore_checkpoint(kept.files, files, Folder(tmp_path / "restored"))
     again = run(session, joined(), tmp_path / "restored")
     assert again == {number: each for number, each in rows.items() if number > batch}
     assert any(again.values())

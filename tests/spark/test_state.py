@@ -285,7 +285,9 @@ def test_what_spark_finds_at_the_first_batch_is_told_with_both_and_what_to_do(sa
     assert state_mismatch("counts", RuntimeError("[DIVIDE_BY_ZERO] Division by zero.")) is None
 
 
-def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path: Path) -> None:
+def test_settings_that_spark_does_not_take_are_told_once_for_all_stages_but_for_the_parts_of_state_which_are_refused(
+    tmp_path: Path,
+) -> None:
     kept = {"spark.sql.shuffle.partitions": "4", "spark.sql.streaming.multipleWatermarkPolicy": "min"}
     entry = tmp_path / "offsets-7"
     entry.write_text(
@@ -297,10 +299,19 @@ def test_settings_that_spark_does_not_take_are_told_once_for_all_stages(tmp_path
     stages = {name: snapshot(7, (file,)) for name in shape}
     base = Manifest(FORMAT, "p", 3, 3, 1, 1, 0, True, "2026-01-01", 1, None, shape, stages)
 
-    now = {"spark.sql.shuffle.partitions": "8", "spark.sql.streaming.multipleWatermarkPolicy": "min"}
+    now = {**kept, "spark.sql.streaming.multipleWatermarkPolicy": "max"}
     (told,) = settings_not_taken(Folder(tmp_path), base, shape, now.get)
     assert told == (
-        "spark.sql.shuffle.partitions stays at 4, as in ckpt-000003, for stages 'a', 'b': state stays in as many parts "
-        "as it has; the new 8 counts from a new root with new tables on"
+        "spark.sql.streaming.multipleWatermarkPolicy stays at min, as in ckpt-000003, for stages 'a', 'b': the "
+        "watermark of several goes on as it was; the new max counts from a new root with new tables on"
     )
+    parts = {**now, "spark.sql.shuffle.partitions": "8"}
+    with pytest.raises(PipelineChanged) as refused:
+        settings_not_taken(Folder(tmp_path), base, shape, parts.get)
+    for words in (
+        "stages 'a', 'b' cannot go on with spark.sql.shuffle.partitions=8",
+        "Then: 4. Now: 8.",
+        "set it to 4",
+    ):
+        assert words in str(refused.value)
     assert settings_not_taken(Folder(tmp_path), base, shape, kept.get) == []

@@ -179,7 +179,7 @@ def test_a_snapshot_of_a_source_without_a_batch_has_where_it_first_stood(tmp_pat
     (noted,) = taken.files.added
     assert (noted.name, taken.new_bytes) == ("sources/0/0", 16), "files are found again by who looks for them"
     checkpoint.delete(["sources/0/0"])
-    restore_checkpoint(root, (noted,), root.at("generations/000002/stages/rows/spark"), "rows")
+    restore_checkpoint(root, (noted,), root.at("generations/000002/stages/rows/spark"))
     assert root.read("generations/000002/stages/rows/spark/sources/0/0") == b'v1\n{"a":{"0":7}}'
 
 

@@ -11,7 +11,7 @@ from tidegate.testing.simulator.world import Faults, Process, World
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", range(0, 1000, 250))
+@pytest.mark.parametrize("first", [0, 250, *(pytest.param(each, marks=pytest.mark.soak) for each in (500, 750))])
 def test_a_thousand_seeds_break_no_guarantee(first: int) -> None:
     failed = [outcome for seed in range(first, first + 250) if (outcome := simulate(seed)).failure]
     assert not failed, "\n".join(f"{outcome.failure}\n  {outcome.replay}" for outcome in failed[:5])

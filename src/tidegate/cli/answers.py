@@ -13,6 +13,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from tidegate.engine.changes import Change, TableChange
 from tidegate.engine.control import Life
 from tidegate.engine.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, StartingStep, now
 from tidegate.storage.manifest import StageKind
@@ -20,6 +21,7 @@ from tidegate.storage.manifest import StageKind
 VERSION: Final = 1
 Version = Annotated[Literal[1], Meta(description="of this schema")]
 
+KeptState = Literal["none", "kept", "dropped"]
 Root = Annotated[str, Meta(description="the root, as it was given")]
 PipelineName = Annotated[str, Meta(description="the name of the pipeline")]
 
@@ -155,6 +157,44 @@ class ChangedKey(msgspec.Struct, frozen=True):
     after: Annotated[
         tuple[dict[str, Any], ...] | None, Meta(description="at the second one; null: the key was not there any more")
     ]
+
+
+class PlannedStage(msgspec.Struct, frozen=True):
+    """What would become of a stage."""
+
+    name: Annotated[str, Meta(description="in the pipeline; of one that is gone, in the checkpoint")]
+    kind: Annotated[StageKind, Meta(description="what it is")]
+    change: Annotated[
+        Change,
+        Meta(
+            description="`same`: it goes on as it was; `changed`: so it does, but reads or writes something else; "
+            "`renamed`: it goes on under another name; `new`: it starts empty; `removed`: it is gone"
+        ),
+    ]
+    was: Annotated[str | None, Meta(description="its name in the checkpoint; null: that does not know it")]
+    state: Annotated[KeptState, Meta(description="what becomes of the state that the checkpoint has of it")]
+
+
+class PlannedTable(msgspec.Struct, frozen=True):
+    """Where the rows of a sink would go."""
+
+    kind: Annotated[str, Meta(description="such as `delta` or `postgres`")]
+    address: Annotated[str, Meta(description="its path or its name, without credentials")]
+    change: Annotated[
+        TableChange,
+        Meta(
+            description="`same`: the one of before; `moved`: that one, at another address; `new`: there is none yet, "
+            "or the sink is new; `other`: another one, which may be, because no row was ever sealed for the one before"
+        ),
+    ]
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why a run would not start."""
+
+    error: Annotated[str, Meta(description="its class, one of `tidegate.errors`")]
+    message: Annotated[str, Meta(description="what does not fit, and what to do")]
+    exit: Annotated[int, Meta(description="what the run would end with, and this command ends with")]
 
 
 class FailedSeed(msgspec.Struct, frozen=True):
@@ -337,6 +377,31 @@ class DiffAnswer(_Answer, tag="diff", kw_only=True):
     ]
 
 
+class PlanAnswer(_Answer, tag="plan", kw_only=True):
+    """`tidegate plan`. Exits with 0 if a run would start, otherwise with what the run would end with."""
+
+    root: Root
+    pipeline: PipelineName
+    is_alive: Annotated[
+        bool, Meta(description="whether a run holds the root: another one starts when that has ended, or takes over")
+    ]
+    start: Annotated[
+        NextStart, Meta(description="what it would start from; `refuses` if it would not, whatever it would start from")
+    ]
+    stages: Annotated[tuple[PlannedStage, ...], Meta(description="of the pipeline, then those that are gone")]
+    tables: Annotated[dict[str, PlannedTable], Meta(description="by the names of their sinks")]
+    chains: Annotated[
+        dict[str, tuple[str, ...]],
+        Meta(description="stages that would run as one query: by the last one, those before it, in order"),
+    ]
+    changes: Annotated[
+        tuple[str, ...], Meta(description="what the run would tell of at its start, and what that means, for people")
+    ]
+    refused: Annotated[
+        Refusal | None, Meta(description="null: the run would start; otherwise stages and tables are not told")
+    ] = None
+
+
 class GraphAnswer(_Answer, tag="graph", kw_only=True):
     """`tidegate graph`."""
 
@@ -432,6 +497,7 @@ Answer = (
     | InspectAnswer
     | RowsAnswer
     | DiffAnswer
+    | PlanAnswer
     | GraphAnswer
     | SimulateAnswer
     | ReplayAnswer

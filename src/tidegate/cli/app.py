@@ -22,6 +22,7 @@ from tidegate.cli import (
     graph,
     inspect,
     interrupts,
+    plan,
     requests,
     restore,
     run,
@@ -71,6 +72,7 @@ app = typer.Typer(
     help="Consistent, distributed checkpoints for PySpark streaming pipelines.",
 )
 app.command("run")(run.run_command)
+app.command("plan")(plan.plan_command)
 app.command("status")(status.status_command)
 app.command("checkpoint")(requests.checkpoint_command)
 app.command("cancel")(requests.cancel_command)

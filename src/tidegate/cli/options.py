@@ -19,12 +19,6 @@ _ROOT: Final = typer.Option(
 )
 RootFolder = Annotated[Path, _ROOT]
 RootFolderIfAny = Annotated[Path | None, _ROOT]
-SparkSettings = Annotated[
-    list[str],
-    typer.Option(
-        "--conf", metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."
-    ),
-]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
 
 
@@ -34,12 +28,42 @@ def of_run(option: str, *names: str, **more: Any) -> Any:
     return typer.Option(*names, help=description_of(option), show_default=is_shown or True, **more)
 
 
-def settings_given(conf: list[str]) -> dict[str, str]:
-    """The settings of Spark's that were given."""
-    settings = [each.partition("=") for each in conf]
-    if not all(key and equals for key, equals, _ in settings):
-        raise typer.BadParameter("write KEY=VALUE, such as spark.driver.memory=4g", param_hint="--conf")
-    return {key: value for key, _, value in settings}
+def as_pairs(option: str, given: list[str], written: str, such_as: str) -> dict[str, str]:
+    """What was given as `written`, each once at most."""
+    found: dict[str, str] = {}
+    for each in given:
+        key, equals, value = each.partition("=")
+        if not (key and equals):
+            raise typer.BadParameter(f"write {written}, such as {such_as}", param_hint=option)
+        if found.get(key, value) != value:
+            raise typer.BadParameter(f"{key} is given twice, as {found[key]} and as {value}", param_hint=option)
+        found[key] = value
+    return found
+
+
+PipelineFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")]
+PipelineName = Annotated[str | None, typer.Option(help="Which one, if the file defines several.")]
+Conf = Annotated[
+    list[str],
+    typer.Option(metavar="KEY=VALUE", help="A setting of Spark's, such as spark.jars.packages; may be repeated."),
+]
+Renames = Annotated[
+    list[str],
+    typer.Option(
+        "--rename",
+        metavar="OLD=NEW",
+        help="The new name of a stage that the checkpoint knows by its old one, and goes on from; may be repeated.",
+    ),
+]
+DroppedState = Annotated[list[str], of_run("allow_dropped_state", "--allow-dropped-state", metavar="NAME")]
+
+
+def settings_in(conf: list[str]) -> dict[str, str]:
+    return as_pairs("--conf", conf, "KEY=VALUE", "spark.driver.memory=4g")
+
+
+def renames_in(rename: list[str]) -> dict[str, str]:
+    return as_pairs("--rename", rename, "OLD=NEW", "large=large_orders")
 
 
 def check_writable(option: str, path: Path) -> None:

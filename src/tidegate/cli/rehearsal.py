@@ -40,7 +40,7 @@ def rehearsed(root: Path, checkpoint: int | None, conf: dict[str, str], file: Pa
         raise ForeignRoot(f"{root} is the root of pipeline {inspected.pipeline!r}, not of {pipeline.name!r}")
     record = inspected.newest() if checkpoint is None else inspected.find(checkpoint)
     base = inspected.manifest(record)
-    check_written(base, pipeline.validated())
+    check_written(inspected.files, base, pipeline.validated())
     is_given = existing_session() is not None
     with chdir(pipeline.folder), scratch() as files:
         session = session_beside_runs(settings, pipeline.folder, pipeline.name)

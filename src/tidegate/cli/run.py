@@ -7,14 +7,23 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, chdir, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from tidegate.cli.answers import EndedEvent
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import RootFolder, SparkSettings, of_run, settings_given
+from tidegate.cli.options import (
+    Conf,
+    DroppedState,
+    PipelineFile,
+    PipelineName,
+    Renames,
+    RootFolder,
+    of_run,
+    renames_in,
+    settings_in,
+)
 from tidegate.cli.speech import say
 from tidegate.engine.options import DEFAULTS
 from tidegate.engine.status import RunStatus, StartingStep, now
@@ -24,9 +33,9 @@ if TYPE_CHECKING:
 
 
 def run_command(
-    file: Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")],
+    file: PipelineFile,
     root: RootFolder,
-    pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
+    pipeline: PipelineName = None,
     checkpoint_interval: Annotated[str | None, of_run("checkpoint_interval")] = DEFAULTS.checkpoint_interval,
     min_pause: Annotated[str | None, of_run("min_pause")] = DEFAULTS.min_pause,
     checkpoint_timeout: Annotated[str | None, of_run("checkpoint_timeout")] = DEFAULTS.checkpoint_timeout,
@@ -45,7 +54,9 @@ def run_command(
     restart_pause: Annotated[str, of_run("restart_pause")] = DEFAULTS.restart_pause,
     chain: Annotated[bool, of_run("chain", "--chain/--no-chain")] = DEFAULTS.chain,
     fsync: Annotated[bool, of_run("fsync", "--fsync/--no-fsync")] = DEFAULTS.fsync,
-    conf: SparkSettings = [],  # noqa: B006 - typer copies it
+    rename: Renames = [],  # noqa: B006 - typer copies it
+    allow_dropped_state: DroppedState = [],  # noqa: B006 - the same
+    conf: Conf = [],  # noqa: B006 - the same
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per event instead of text.")] = False,
 ) -> None:
     """Run a pipeline until it is stopped, or until all its input is consumed.
@@ -59,7 +70,7 @@ def run_command(
 
     Example: tidegate run orders.py --root state/orders --conf spark.jars=kafka.jar --conf spark.driver.memory=4g
     """
-    settings = settings_given(conf)
+    settings, renames = settings_in(conf), renames_in(rename)
     # Not above: other commands need not wait for these.
     from rich.console import Console
 
@@ -101,6 +112,8 @@ def run_command(
                 restart_pause=restart_pause,
                 chain=chain,
                 fsync=fsync,
+                rename=renames,
+                allow_dropped_state=allow_dropped_state,
                 conf=given,
             )
     except KeyboardInterrupt as interrupt:

@@ -14,7 +14,7 @@ from rich.text import Text
 from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
-from tidegate.cli.options import AsJson, CheckpointId, RootFolder, SparkSettings, settings_given
+from tidegate.cli.options import AsJson, CheckpointId, Conf, RootFolder, settings_in
 from tidegate.cli.outlook import next_run, next_start
 from tidegate.cli.rehearsal import print_rehearsal, rehearsed
 from tidegate.cli.speech import say
@@ -41,7 +41,7 @@ def verify_command(
         ),
     ] = None,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if that file defines several.")] = None,
-    conf: SparkSettings = [],  # noqa: B006 - typer copies it
+    conf: Conf = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
     """Check the files of every checkpoint that can be restored, or of one.
@@ -76,7 +76,7 @@ def verify_command(
     is_wrong = outlook.is_refused or any(each.state == "damaged" for each in verified)
     rehearsal = None
     if deep is not None and not is_wrong:
-        rehearsal = rehearsed(root, checkpoint, settings_given(conf), deep, pipeline)
+        rehearsal = rehearsed(root, checkpoint, settings_in(conf), deep, pipeline)
     if as_json:
         answer = VerifyAnswer(
             root=str(root),

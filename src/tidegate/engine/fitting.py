@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
@@ -10,19 +10,31 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
-from tidegate.engine.changes import check_shape, new_stages, told_of_new, with_new_stages
+from tidegate.engine.changes import Meant, TakenUp, take_up
 from tidegate.engine.order import in_order
-from tidegate.engine.root import Root, check_sources
+from tidegate.engine.parting import part
+from tidegate.engine.root import SeenRoot, check_sources
 from tidegate.engine.status import StepName
-from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows, with_staged_in
+from tidegate.engine.tables import (
+    address_of,
+    check_all_shown,
+    check_goes_on,
+    check_shows_nothing,
+    goes_on_from_rows,
+    with_staged_in,
+)
+from tidegate.errors import PipelineChanged
 from tidegate.protocol.decision_log import DecisionLog
+from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, RowSink
 from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark import queries
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.plan import has_state, states_of
 from tidegate.spark.session import StageSessions
+from tidegate.spark.snapshot import first_position
 from tidegate.spark.state import check_state, settings_not_taken
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape, StageState, TableAddress
 from tidegate.storage.paths import RootPaths
 
@@ -45,17 +57,18 @@ class SparkFitting:
     def __init__(
         self,
         definitions: list[StageDefinition],
-        root: Root,
+        root: SeenRoot,
         session: SparkSession,
         sinks: Mapping[str, BoundSink],
         is_set_by_user: Callable[[str], bool],
         begin: Begin,
         *,
         may_chain: bool = True,
-        creates_tables: bool = True,
+        meant: Meant | None = None,
+        gates: Files | None = None,
     ) -> None:
-        """`is_set_by_user`: whether a setting of the session is not Spark's own default. `creates_tables`: those that
-        are yet to be, once all else is found to fit."""
+        """`is_set_by_user`: whether a setting of the session is not Spark's own default. `meant`: what the user says of
+        changes. `gates`: where they are to be, by the names that they have in the root, if not there."""
         self._definitions = definitions
         self._root = root
         self._session = session
@@ -67,7 +80,8 @@ class SparkFitting:
         self._looking = ExitStack()
         self._state: Callable[[str], StageState | None] = lambda _: None
         self._may_chain = may_chain
-        self._creates_tables = creates_tables
+        self._meant = Meant() if meant is None else meant
+        self._gates = root.store if gates is None else gates
         self._apart: frozenset[str] = frozenset()
         """Those that cannot be joined to their inputs, because of the checkpoint."""
         self._joined: set[str] = set()
@@ -77,7 +91,13 @@ class SparkFitting:
         self.queries: list[StageDefinition] = []
         """What Spark is to run: stages, and chains of them."""
         self.shape: dict[str, StageShape] = {}
-        self.base: Manifest | None = None
+        self._base: Manifest | None = None
+        self.taken: TakenUp | None = None
+        """The checkpoint as the pipeline takes it up; None: there is none."""
+        self.parted: tuple[BoundSink, ...] = ()
+        """Sinks that are gone, or by their old names."""
+        self.tables: dict[str, TableAddress] = {}
+        """Those that are there."""
         self.changes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
@@ -123,8 +143,8 @@ class SparkFitting:
     def _build_apart(self, definition: StageDefinition) -> queries.Built:
         names = {each: RootPaths.gate(self._number, definition.name, each) for each in definition.inputs}
         for folder in names.values():
-            self._root.store.make_folder(folder)  # which Spark looks for
-        gates = {each: self._root.store.at(folder) for each, folder in names.items()}
+            self._gates.make_folder(folder)  # which Spark looks for
+        gates = {each: self._gates.at(folder) for each, folder in names.items()}
         schemas = {each: self.built[each].schema for each in definition.inputs}
         return queries.build(definition, self._sessions, gates, schemas)
 
@@ -152,35 +172,78 @@ class SparkFitting:
         """Those that may read one segment a batch only."""
         return in_order(self._definitions, {name for name, each in self.built.items() if each.aggregates})
 
+    @property
+    def base(self) -> Manifest | None:
+        """What the pipeline starts from; None: from the beginning."""
+        return None if self._base is None else with_staged_in(self.tables, self._base)
+
     def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
+        """Besides, tables are created, and told of other columns: none before all are checked."""
+        if not self.check(log, base):
+            return False
+        changed = {each.name for each in self.taken.stages if each.change != "same"} if self.taken is not None else ()
+        for name, sink in self._sinks.items():
+            if name not in self.tables or name in changed:
+                sink.prepare_table(self.built[name].schema)
+                self._found(name, address_of(sink))
+        return True
+
+    def check(self, log: DecisionLog, base: Manifest | None) -> bool:
+        """The same without changing anything. Answers whether that was all: else everything is to be looked at again,
+        because the functions had to be called anew."""
         if log.next_generation != self._number:
             self.build(log.next_generation)
             return False
         shape = self._shape()
-        told: list[str] = []
-        new: list[str] = []
-        if base is not None:
-            check_shape(base, shape)
-            told, new = told_of_new(base, shape), new_stages(base, shape)
-            base = with_new_stages(base, shape)
-            if apart := cannot_join(base, chains_of(self.queries)):
+        taken: TakenUp | None = None
+        told: tuple[str, ...] = ()
+        if base is None:
+            self._meant.check_has_effect()
+        else:
+            taken = take_up(self._root.store, base, shape, self._meant)
+            self._check_rewired(taken)
+            self._check_first_positions(taken)
+            if apart := cannot_join(taken.base, chains_of(self.queries)):
                 self._apart |= apart
                 self.build(self._number)
                 return False
+            parted = part(taken, self._definitions, self._root, log, self._meant)
+            base, told, self.parted = parted.base, parted.told, parted.before
         shape = check_sources(self._root.store, self._number, base, shape)
         shape = {name: msgspec.structs.replace(each, state=self._state_of(name)) for name, each in shape.items()}
-        self.changes = () if base is None else (*told, *self._check_state(base, shape))
-        tables = self._check_tables(base, log, new)
-        for name, sink in self._sinks.items():  # none is created before all are checked
-            if name not in tables and self._creates_tables:
-                sink.prepare_table(self.built[name].schema)
-                tables[name] = address_of(sink)
-        self.shape = {
-            **shape,
-            **{name: msgspec.structs.replace(shape[name], table=table) for name, table in tables.items()},
-        }
-        self.base = None if base is None else with_staged_in(tables, base)
+        if taken is not None and base is not None:
+            told = (*taken.told, *told, *self._check_state(base, shape))
+        self.changes, self.taken = told, taken
+        self.shape, self._base, self.tables = shape, base, {}
+        for name, table in self._check_tables(base, log, taken).items():
+            self._found(name, table)
         return True
+
+    def _found(self, sink: str, table: TableAddress) -> None:
+        """The table of a sink is there, by this address."""
+        self.tables[sink] = table
+        self.shape[sink] = msgspec.structs.replace(self.shape[sink], table=table)
+
+    def _check_rewired(self, taken: TakenUp) -> None:
+        for name in taken.rewired:
+            if has_state(self.built[name].frame):
+                raise PipelineChanged(
+                    f"stage {name!r} reads {', '.join(taken.base.stages[name].positions)} since "
+                    f"{checkpoint_name(taken.base.checkpoint_id)}, and keeps state, which it did not before. What to "
+                    f"do: change one after the other, with a checkpoint between, or give the stage that keeps state "
+                    f"another name; nothing was changed"
+                )
+
+    def _check_first_positions(self, taken: TakenUp) -> None:
+        """Refuse another name for a source that has noted where it first stood, but for no checkpoint yet."""
+        for each in taken.those("renamed", "source"):
+            is_known = taken.base.stages[each.name].knows_position
+            if not is_known and first_position(self._root.store, self._number, each.was or "") is not None:
+                raise PipelineChanged(
+                    f"rename {each.was}={each.name}: {checkpoint_name(taken.base.checkpoint_id)} does not know yet "
+                    f"where source {each.was!r} stands. What to do: run the pipeline with the old name until one "
+                    f"does; nothing was changed"
+                )
 
     def _state_of(self, name: str) -> StageState | None:
         return StageState(self._session.version) if name in self._joined else self._state(name)
@@ -209,21 +272,22 @@ class SparkFitting:
 
         return (*check_state(base, shape), *settings_not_taken(self._root.store, base, shape, setting))
 
-    def _check_tables(self, base: Manifest | None, log: DecisionLog, new: Collection[str]) -> dict[str, TableAddress]:
+    def _check_tables(self, base: Manifest | None, log: DecisionLog, taken: TakenUp | None) -> dict[str, TableAddress]:
         """Whether the tables can take what the stages write, and hold what the checkpoint goes on from. Those are
-        returned that need not be created: where no row was ever sealed for a table, any other will do. `new`: stages
-        that the checkpoint does not know."""
+        returned that need not be created: where no row was ever sealed for a table, any other will do."""
         modes = {each.name: each.output_mode for each in self._definitions}
         tables: dict[str, TableAddress] = {}
         for number, (name, sink) in enumerate(self._sinks.items(), start=1):
             self._begin("checking_tables", name, number, len(self._sinks))
             is_there = sink.check_table(self.built[name].schema, modes[name])
-            if base is None:
+            if base is None or taken is None:
                 continue
             if is_there:
                 tables[name] = address_of(sink)
-                if name in new:
+                if name in taken.new:
                     check_shows_nothing(sink, base)
+                if isinstance(sink, RowSink) and base.shape[name].schema != self.shape[name].schema:
+                    check_all_shown(sink, base)
             if goes_on_from_rows(base, name):
                 check_goes_on(sink, tables.get(name), base, log, self._root.store)
         return tables

@@ -95,7 +95,7 @@ class CheckpointInside:
         assert snapshot.cut is not None  # what is stored was so by a batch
         self._check(holder, msgspec.structs.replace(snapshot, in_flight={}))
         with self._unless_removed():
-            restore_checkpoint(self._root.files, self._files(holder), scratch, holder)
+            restore_checkpoint(self._root.files, self._files(holder), scratch)
         return StoredState(session, scratch, snapshot.cut)
 
     def _files(self, holder: str) -> list[SnapshotFile]:

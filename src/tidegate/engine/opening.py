@@ -11,13 +11,14 @@ import msgspec
 
 from tidegate.engine.carrier import Clock, Handlers, Now, carry_out
 from tidegate.engine.leading import deciding
-from tidegate.engine.root import Root, check_staged
+from tidegate.engine.root import Root, SeenRoot, check_staged
 from tidegate.engine.setting_back import PipelineTables, manifest_to_set_back_to
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, TidegateError
 from tidegate.flows import requests
-from tidegate.flows.opening import Opened, Opening
+from tidegate.flows.opening import Judgement, Opened, Opening
 from tidegate.flows.requests import Patience
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Refuse, Restore, SinkFacts, in_words
 from tidegate.sinks.contract import BoundSink
 from tidegate.storage.inspection import look_through
@@ -44,7 +45,7 @@ class RootOpening:
 
     def __init__(
         self,
-        root: Root,
+        root: SeenRoot,
         sinks: Mapping[str, BoundSink],
         examined: dict[int, Manifest] | None = None,
         claimant: str | None = None,
@@ -56,17 +57,26 @@ class RootOpening:
         self._manifests: dict[int, Manifest] = {} if examined is None else examined
         self._clock = Clock() if clock is None else clock
         self._fenced_at = 0
+        self._only_looks = False
         host = Now(self._clock, lambda why: _log.warning("%s; it is tried again", why))
         self._flow = Opening(host, claimant or uuid.uuid4().hex, _AT_ONCE)
 
     def foreseen(self) -> tuple[DecisionLog, Manifest | None]:
         """What `open` will start from, as far as nothing has to be changed for that."""
-        judgement = carry_out(self._flow.recover(may_change=False), self._handlers(None), self._clock)
-        if isinstance(judgement.decision, Refuse):
-            raise _refusal(judgement.decision)
+        judgement = self.judged()
         return judgement.log, self.base(judgement.base)
 
+    def judged(self, *, as_if_fenced: bool = False) -> Judgement:
+        """What recovery decides, where nothing is changed. `as_if_fenced`: where tables would be fenced, as if they had
+        been; otherwise it ends there."""
+        self._only_looks = as_if_fenced
+        judgement = carry_out(self._flow.recover(may_change=as_if_fenced), self._handlers(None), self._clock)
+        if isinstance(judgement.decision, Refuse):
+            raise _refusal(judgement.decision)
+        return judgement
+
     def open(self, fitting: Fitting) -> tuple[Opened, Manifest | None]:
+        self._only_looks = False
         opened = carry_out(self._flow.open(), self._handlers(fitting), self._clock)
         if isinstance(opened, Refuse):
             raise _refusal(opened)
@@ -94,13 +104,28 @@ class RootOpening:
     def _set_tables_back(self, request: requests.SetTablesBack) -> None:
         log, root = self._root.decisions.read(), self._root
         to = manifest_to_set_back_to(root.store, log, request.checkpoint.checkpoint_id)
+        if self._only_looks:
+            self._check_set_back(to)
+            return
         PipelineTables(root.store, root.pipeline, root.id, log, self._sinks).set_back(to, request.decided)
+
+    def _check_set_back(self, to: Manifest) -> None:
+        """Refuse where that is yet to be done: what comes of it cannot be told before."""
+        name = checkpoint_name(to.checkpoint_id)
+        for sink, facts in self._read_sinks().items():
+            if facts.committed_epoch > to.epoch:
+                raise RecoveryRefused(
+                    f"it was decided to bring the tables back to {name}, and {self._sinks[sink].describe()} of sink "
+                    f"{sink!r} is yet to be; a run does that first. What to do: finish it with `tidegate restore --to "
+                    f"{name}`, and ask again"
+                )
 
     def _fit(self, request: requests.Fit, fitting: Fitting) -> bool:
         self._tell(request)
         if not fitting.fits(request.log, self.base(request.base)):
             return False
-        self._root.claim_anew()
+        if isinstance(self._root, Root):
+            self._root.claim_anew()
         return True
 
     def _tell(self, request: requests.Fit) -> None:
@@ -130,6 +155,8 @@ class RootOpening:
     def _as_fenced(self, sink: str, facts: SinkFacts) -> SinkFacts:
         """One that is new has no table yet that could keep a fence, and no old run that could commit to it."""
         is_new = not any(sink in each.stages for each in self._manifests.values())
+        if self._only_looks:
+            return msgspec.structs.replace(facts, fence=max(facts.fence, self._fenced_at))
         if is_new and not facts.committed_epoch and facts.fence < self._fenced_at:
             return msgspec.structs.replace(facts, fence=self._fenced_at)
         return facts
@@ -147,6 +174,9 @@ class RootOpening:
         return None
 
     def _fence(self, generation: int) -> None:
+        if self._only_looks:
+            self._fenced_at = generation
+            return
         for sink in self._sinks.values():
             sink.fence(generation)
         self._fenced_at = generation

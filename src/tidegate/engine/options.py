@@ -11,12 +11,14 @@ Importing this brings no PySpark.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from tidegate.engine.changes import Meant
+from tidegate.engine.renaming import check_names
 from tidegate.errors import InvalidConfig
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import (
@@ -105,6 +107,13 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fsync: Annotated[
         bool, Meta(description="Force checkpoints to the disk; without, a loss of power may cost the newest.")
     ] = True
+    rename: Annotated[
+        dict[str, str],
+        Meta(description="New names of stages, by those that the checkpoint knows: such a stage goes on from there."),
+    ] = {}
+    allow_dropped_state: Annotated[
+        list[str], Meta(description="Stages that are gone from the pipeline, and whose state may go too.")
+    ] = []
     conf: Annotated[
         dict[str, str],
         Meta(
@@ -145,6 +154,10 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             given["max_inflight_bytes"] = size_in_bytes("max_inflight", self.max_inflight)
         return msgspec.structs.replace(self.checkpoint.alignment, **given)
 
+    def meant(self) -> Meant:
+        """What is said of a pipeline that has changed since its checkpoint."""
+        return Meant(self.rename, tuple(self.allow_dropped_state))
+
     def check_effect(self) -> None:
         """Refuse what would have no effect beside the rest."""
         config = self.config()
@@ -173,8 +186,15 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.restarts and self.restart_pause != DEFAULTS.restart_pause:
             raise _without_effect(f"restart_pause is {self.restart_pause}", "restarts is 0", "allow a restart")
 
-    def check_effect_on(self, stages: Iterable[StageDefinition]) -> None:
+    def check_effect_on(self, stages: Sequence[StageDefinition]) -> None:
         """Refuse what would have no effect on this pipeline."""
+        names = [each.name for each in stages]
+        check_names(self.rename, names)
+        for name in self.allow_dropped_state:
+            if name in names:
+                raise _without_effect(
+                    f"allow_dropped_state is {name}", f"the pipeline still has {name!r}, which keeps its state"
+                )
         if self.config().alignment.unaligned != "never" and not any(each.kind == "stage" for each in stages):
             raise _without_effect(
                 "unaligned_after is given",

@@ -1,4 +1,5 @@
-"""Pausing a source: under backpressure its query is stopped, and goes on when the readers have caught up.
+"""Pausing a source: under backpressure its query is stopped, and goes on when the readers have caught up; behind a
+drain it is too, and goes on if that is cancelled.
 
 A stop is not graceful: it hits a batch that is under way. That batch must never be run again in the folders in which it
 was tried: Spark would take what is in them for its outcome. So the source goes on in fresh folders, as another
@@ -69,7 +70,7 @@ class PausableSource:
             case _Phase.RUNNING:
                 query = stage.progress.query
                 # One that has ended, or failed, is no longer to be stopped: its own look at it will tell.
-                if stage.is_held_back and stage.progress.batch >= 0 and query is not None and query.isActive:
+                if not self._is_wanted and stage.progress.batch >= 0 and query is not None and query.isActive:
                     stage.progress.query = None
                     self._stopping = self._call(f"tidegate-pause-{stage.name}", partial(_stop, query))
                     self._phase = _Phase.STOPPING
@@ -79,7 +80,7 @@ class PausableSource:
                     reached(Step.SOURCE_PAUSED)
                     _log.debug("source %s is paused after batch %d", stage.name, stage.progress.batch)
             case _Phase.PAUSED:
-                if not stage.is_held_back and stage.progress.has_taken_up_all:
+                if self._is_wanted and stage.progress.has_taken_up_all:
                     self._attempt += 1
                     self._starting = self._call(f"tidegate-go-on-{stage.name}", self._rebuild_and_start)
                     self._phase = _Phase.STARTING
@@ -90,6 +91,11 @@ class PausableSource:
                     self._phase = _Phase.RUNNING
                     reached(Step.SOURCE_GOES_ON)
                     _log.debug("source %s goes on after batch %d", stage.name, stage.progress.batch)
+
+    @property
+    def _is_wanted(self) -> bool:
+        """Behind a drain nobody takes up what it would write, however long its readers are still at work."""
+        return not self._stage.is_held_back and not self._stage.checkpoints.is_drained
 
     def _rebuild_and_start(self) -> StreamingQuery:
         # The stage stands still: it is not looked at by anybody else but for its last batch.

@@ -224,6 +224,8 @@ class Pipeline:
         restart_pause: str = DEFAULTS.restart_pause,
         chain: bool = DEFAULTS.chain,
         fsync: bool = DEFAULTS.fsync,
+        rename: dict[str, str] = DEFAULTS.rename,
+        allow_dropped_state: list[str] = DEFAULTS.allow_dropped_state,
         conf: dict[str, str] = DEFAULTS.conf,
     ) -> None:
         """Run until stopped (Ctrl-C, SIGTERM, `tidegate stop`, or setting `stop`; each ends with a last checkpoint), or
@@ -257,6 +259,8 @@ class Pipeline:
         :param restart_pause: how long to wait before the first restart; each further time twice as long, up to a minute
         :param chain: run stages that only pass rows on in the query of their input, where they can be
         :param fsync: force checkpoints to the disk; without, a loss of power may cost the newest
+        :param rename: new names of stages, by those that the checkpoint knows: such a stage goes on from there
+        :param allow_dropped_state: stages that are gone from the pipeline, and whose state may go too
         :param conf: settings of the Spark session that is made where none is given, such as spark.jars.packages
         """
         from tidegate.engine.run import run_pipeline
@@ -285,6 +289,8 @@ class Pipeline:
             restart_pause=restart_pause,
             chain=chain,
             fsync=fsync,
+            rename=rename,
+            allow_dropped_state=allow_dropped_state,
             conf=conf,
         )
 

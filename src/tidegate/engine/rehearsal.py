@@ -87,10 +87,9 @@ def rehearse(
         _sinks(pipeline, root, session),
         is_set_by_user,
         lambda *_, **__: None,
-        creates_tables=False,
     ) as fitting:
         fitting.build(number)
-        while not fitting.fits(log, base):
+        while not fitting.check(log, base):
             pass  # it was built otherwise, and is looked at again
     assert fitting.base is not None
     starts = by_query(fitting.base.stages, fitting.queries)

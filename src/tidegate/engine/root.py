@@ -6,6 +6,7 @@ import logging
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,7 +16,7 @@ from tidegate.errors import (
     StoreUnavailable,
 )
 from tidegate.protocol.names import checkpoint_name
-from tidegate.sinks.contract import BoundSink, FileSink, decode_committable
+from tidegate.sinks.contract import BoundSink, FileSink, SinkPlace, decode_committable
 from tidegate.sinks.staging import damaged_staging
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
@@ -26,18 +27,44 @@ from tidegate.storage.inspection import RootOwner, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.paths import RootPaths
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _log = logging.getLogger("tidegate")
 
 
-class Root:
+class SeenRoot:
+    """A root as a pipeline finds it: nothing is claimed or changed, and there may be none yet."""
+
+    def __init__(self, store: Files, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self.store = store
+        self.decisions = StoredDecisions(store)
+        owner = read_owner(store)
+        if owner is not None:
+            self._check_own(owner)
+        self.id = "" if owner is None else owner.root_id
+
+    def place_of(self, sink: str, session: SparkSession | None = None) -> SinkPlace:
+        """Where a sink of this name is bound to."""
+        return SinkPlace(self.pipeline, sink, self.store.at(RootPaths.sink(sink)), session, self.id)
+
+    def _check_own(self, owner: RootOwner) -> None:
+        if owner.pipeline != self.pipeline:
+            raise ForeignRoot(
+                f"{self.store.location()} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this "
+                f"one a root of its own"
+            )
+
+
+class Root(SeenRoot):
     """A root that this process may open generations on."""
 
     def __init__(self, place: Path | Files, pipeline: str, *, fsync: bool = True, root_id: str | None = None) -> None:
         """`place`: a folder, or files of any other kind. `root_id`: of a root that is made now."""
-        self.pipeline = pipeline
-        self.store: Files = Folder(place, fsync=fsync) if isinstance(place, Path) else place
-        self.store.forget_unwritten()
-        self.decisions = StoredDecisions(self.store)
+        store: Files = Folder(place, fsync=fsync) if isinstance(place, Path) else place
+        store.forget_unwritten()
+        super().__init__(store, pipeline)
         self.id = self._claim_root(root_id or uuid.uuid4().hex)
 
     def _claim_root(self, root_id: str) -> str:
@@ -55,11 +82,7 @@ class Root:
                 raise StoreUnavailable(
                     f"{self.store.location(RootPaths.PIPELINE)} was written and is not there; start again"
                 )
-        if owner.pipeline != self.pipeline:
-            raise ForeignRoot(
-                f"{self.store.location()} belongs to pipeline {owner.pipeline!r}, not to {self.pipeline!r}; give this "
-                f"one a root of its own"
-            )
+        self._check_own(owner)
         self.store.sync(
             [RootPaths.PIPELINE], missing_ok=True
         )  # the run that made it may have been killed before it had done so

@@ -22,11 +22,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
-from tidegate.engine.changes import check_written
 from tidegate.engine.control import Remote
 from tidegate.engine.ending import Ending
 from tidegate.engine.feeding import Feed, Feeding
 from tidegate.engine.fitting import SparkFitting
+from tidegate.engine.foreseeing import bound_sinks, check_foreseen
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
@@ -37,7 +37,6 @@ from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
 from tidegate.engine.stopping import Stop, stopping_by
-from tidegate.engine.tables import address_of, bound, check_goes_on, goes_on_from_rows
 from tidegate.errors import (
     CheckpointsFailed,
     ConflictingRows,
@@ -51,12 +50,13 @@ from tidegate.errors import (
     StoreUnavailable,
     Superseded,
     TablePutBack,
+    TidegateError,
 )
 from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
-from tidegate.sinks.contract import BoundSink, ProbingSink, SinkPlace
+from tidegate.sinks.contract import BoundSink
 from tidegate.sinks.sessions import has_set
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.session import (
@@ -115,11 +115,7 @@ def run_pipeline(
     check_settings(settings.conf, spark)
     definitions = pipeline.validated()
     settings.check_effect_on(definitions)
-    folder = plain_path(root)
-    if found := set(str(folder)) & _PATTERN_CHARACTERS:
-        raise InvalidConfig(
-            f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
-        )
+    folder = root_folder(root)
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
@@ -146,6 +142,16 @@ def run_pipeline(
                 remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
         if view is not None:
             view(remote.status)
+
+
+def root_folder(root: str | Path) -> Path:
+    """The folder of a root as a user names it."""
+    folder = plain_path(root)
+    if found := set(str(folder)) & _PATTERN_CHARACTERS:
+        raise InvalidConfig(
+            f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
+        )
+    return folder
 
 
 @contextmanager
@@ -237,13 +243,7 @@ class _Run:
     def _foresee(self) -> None:
         sinks = self._sinks(None)
         log, base = RootOpening(self._root, sinks, self._examined).foreseen()
-        if base is not None:
-            check_written(base, self._definitions)
-        for name, sink in sinks.items():
-            is_there = sink.probe() if isinstance(sink, ProbingSink) else True
-            if base is not None and goes_on_from_rows(base, name):
-                table = address_of(sink) if is_there else None
-                check_goes_on(sink, table, base, log, self._root.store)
+        check_foreseen(self._root, self._definitions, sinks, self._options.meant(), log, base)
 
     def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
         """Tell everybody what is done next to start."""
@@ -363,6 +363,7 @@ class _Run:
             is_set,
             self.begin,
             may_chain=self._options.chain,
+            meant=self._options.meant(),
         ) as fitting:
             fitting.build(number)
             opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
@@ -371,6 +372,9 @@ class _Run:
         self._remote.changed(fitting.changes)
         for sink in sinks.values():  # now that the root stays, and before anything is staged
             sink.claim()
+        for sink in fitting.parted:  # all that their tables are to show they do
+            with suppress(TidegateError, OSError):
+                sink.forget_staged(opened.generation)
         generation = Generation(
             fitting.queries,
             Ground(self._pipeline.name, self._root.store, self._root.store, opened, fitting.base, fitting.shape),
@@ -407,20 +411,7 @@ class _Run:
         generation.watch_planning(self._watch.why_unreachable)
 
     def _sinks(self, session: SparkSession | None) -> dict[str, BoundSink]:
-        return {
-            each.name: bound(
-                each.sink,
-                SinkPlace(
-                    self._pipeline.name,
-                    each.name,
-                    self._root.store.at(self._root.paths.sink(each.name)),
-                    session,
-                    self._root.id,
-                ),
-            )
-            for each in self._definitions
-            if each.sink is not None
-        }
+        return bound_sinks(self._root, self._definitions, session)
 
     # -- driving ----------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, RecoveryRef
 from tidegate.protocol.decision_log import DecisionLog, GenerationOpened
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, ReversibleSink, SettingBack, SinkPlace
-from tidegate.sinks.outside import bound_at
+from tidegate.sinks.outside import sink_at
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest, retained_manifests
 from tidegate.storage.manifest import Manifest, TableAddress
@@ -60,7 +60,7 @@ class PipelineTables:
         if name in self._own:
             return self._own[name]
         place = SinkPlace(self._pipeline, name, self._root.at(RootPaths.sink(name)), root=self._root_id)
-        return bound_at(self.addresses[name], place)
+        return sink_at(self.addresses[name], place)
 
     def look_back(self, to: Manifest, left: Collection[str] = ()) -> list[TableBack]:
         """What setting each of them back would do. `left`: those that their user sees to."""

@@ -7,6 +7,7 @@ from typing import Final
 
 import msgspec
 
+from tidegate.engine.changes import TableChange
 from tidegate.errors import InvalidPipeline, RecoveryRefused, StoreUnavailable
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
@@ -54,12 +55,19 @@ def goes_on_from_rows(base: Manifest, sink: str) -> bool:
     return _last_with_rows(_sealed(base, sink)) >= 0
 
 
+def unshown_rows(base: Manifest, sink: str, facts: SinkFacts) -> int:
+    """How many rows of those that a checkpoint has sealed for a sink its table does not show."""
+    sealed = _sealed(base, sink)
+    staged: list[Staged] = [] if sealed is None else [*sealed.files, *sealed.batches]
+    return sum(each.rows for each in staged if each.batch >= facts.next_batch)
+
+
 def check_goes_on(sink: BoundSink, now: TableAddress | None, base: Manifest, log: DecisionLog, store: Files) -> None:
     """Refuse a table that does not hold what the checkpoint goes on from. `now`: what is there; None: no table is."""
     table, name = sink.describe(), sink.place.stage
     then = base.shape[name].table
     known = f"{checkpoint_name(base.checkpoint_id)} goes on from what a table already holds"
-    before = "" if then is None else _described(then)
+    before = "" if then is None else described(then)
     is_elsewhere = then is not None and not _is_at(then, sink.table)
     way_out = "start the pipeline on a new root with new tables; nothing was changed"
     if now is None:
@@ -107,6 +115,25 @@ def check_shows_nothing(sink: BoundSink, base: Manifest) -> None:
         )
 
 
+def check_all_shown(sink: BoundSink, base: Manifest) -> None:
+    """Refuse to go on with other columns than those of rows that are staged: these could not be shown any more."""
+    if rows := unshown_rows(base, sink.place.stage, sink.facts()):
+        raise RecoveryRefused(
+            f"sink {sink.place.stage!r} has other columns since {checkpoint_name(base.checkpoint_id)}, but "
+            f"{sink.describe()} does not show {rows} rows yet that were staged with those of before. What to do: start "
+            f"the pipeline as it was once more until it does, and change it then; nothing was changed"
+        )
+
+
+def table_change(then: TableAddress | None, now: TableAddress | None) -> TableChange:
+    """What became of a sink's table; None: there was, or is, none."""
+    if then is None or now is None:
+        return "new"
+    if not _is_same(then, now):
+        return "other"
+    return "same" if _is_at(then, now) else "moved"
+
+
 def _is_same(then: TableAddress, now: TableAddress) -> bool:
     """Whether a sink's table is the one that it wrote to. By what it is known by, where that was known then: it may
     have been moved, and another one may be where it was."""
@@ -122,14 +149,14 @@ def _is_at(then: TableAddress, now: TableAddress) -> bool:
     return (then.kind, then.address) == (now.kind, now.address)
 
 
-def _described(table: TableAddress) -> str:
+def described(table: TableAddress) -> str:
     name = f"{_KINDS.get(table.kind, table.kind)} {table.address}"
     if table.kind != "delta":
         return name
-    return f"{name} ({'still' if _has_log(table.address) else 'no longer'} there)"
+    return f"{name} ({'still' if has_log(table.address) else 'no longer'} there)"
 
 
-def _has_log(address: str) -> bool:
+def has_log(address: str) -> bool:
     try:
         return bool(Folder(address).names_in("_delta_log"))
     except StoreUnavailable:

@@ -25,10 +25,7 @@ def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
     facts: dict[str, SinkFacts] = {}
     unseen: list[str] = []
     for name, sink in _sinks(root, manifest):
-        try:
-            found = None if sink is None else sink.facts()
-        except (TidegateError, OSError):
-            found = None  # the run will say why it cannot be read
+        found = _facts(sink)
         if found is None:
             unseen.append(name)
         else:
@@ -51,11 +48,23 @@ def _sinks(root: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str, Rever
     for name, shape in manifest.shape.items():
         if shape.table is not None:
             place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
-            yield name, bound_at(shape.table, place)
+            yield name, sink_at(shape.table, place)
 
 
-def bound_at(table: TableAddress, place: SinkPlace) -> ReversibleSink | None:
-    """The sink that wrote to a table; None: what a manifest knows of it is not enough."""
+def facts_of(table: TableAddress, place: SinkPlace) -> SinkFacts | None:
+    """What a table says of a sink; None: it cannot be asked from here."""
+    return _facts(sink_at(table, place))
+
+
+def _facts(sink: ReversibleSink | None) -> SinkFacts | None:
+    try:
+        return None if sink is None else sink.facts()
+    except (TidegateError, OSError):
+        return None  # a run that has the sink will say why it cannot be read
+
+
+def sink_at(table: TableAddress, place: SinkPlace) -> ReversibleSink | None:
+    """A sink by what a manifest knows of it; None: that is not enough."""
     if table.kind == "delta":
         return DeltaTable(table.address).bind(place)
     return function.ForeachBatch(print).bind(place) if table.kind in function.KINDS else None

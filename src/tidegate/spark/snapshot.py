@@ -43,6 +43,7 @@ STATE_FOLDER: Final = "state/"
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
+_OLDER_PLACE: Final = re.compile(r'[^"]*?/generations/\d+/stages/[^"/]+/spark(-\d+)?(?=/)')
 
 _streams_decoder: Final = msgspec.json.Decoder(tuple[SourceStream, ...])
 
@@ -384,7 +385,7 @@ class Snapshotter:
         """Build Spark's folder for the next attempt of the stage, as of a batch that the last one has committed."""
         names = files_at(old, batch, reads_gates=self._reads_gates, committed=self._committed)
         for name in dict.fromkeys(names):
-            _restore_file(name, old, name, new, self._stage)
+            _restore_file(name, old, name, new)
 
     def _described(self, name: str, stored: str) -> SnapshotFile:
         found = checksum(self._root, stored)
@@ -398,23 +399,23 @@ def kept_until(checkpoint_id: int, stored: str) -> StoredFile:
     return StoredFile(stored, RootPaths.generation_of(stored), RootPaths.kept_for(stored) or 0, checkpoint_id)
 
 
-def restore_checkpoint(root: Files, files: Iterable[SnapshotFile], checkpoint: Files, stage: str) -> None:
+def restore_checkpoint(root: Files, files: Iterable[SnapshotFile], checkpoint: Files) -> None:
     """Build Spark's checkpoint folder from a snapshot."""
     for file in files:
-        _restore_file(file.name, root, file.stored, checkpoint, stage)
+        _restore_file(file.name, root, file.stored, checkpoint)
 
 
-def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files, stage: str) -> None:
+def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files) -> None:
     if _OPERATOR_METADATA.fullmatch(name) is None:
         checkpoint.keep(name, source, source_name)
         return
-    # These name their schema files by absolute paths, which lie in the folder of an older generation or attempt.
+    # These name their schema files by absolute paths, which lie in the folder of an older generation or attempt, or of
+    # an older name of the stage.
     data = source.read(source_name)
     if data is None:
         raise DamagedCheckpoint(f"{source.location(source_name)} is gone")
-    old = re.compile(rf'[^"]*?/generations/\d+/stages/{re.escape(stage)}/spark(-\d+)?(?=/)')
     here = checkpoint.location()
-    checkpoint.write(name, old.sub(lambda _: here, data.decode()).encode())
+    checkpoint.write(name, _OLDER_PLACE.sub(lambda _: here, data.decode()).encode())
 
 
 # -- where a source first stood -------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Final
 
 from tidegate.errors import PipelineChanged
 from tidegate.protocol.names import checkpoint_name
+from tidegate.sinks.sessions import PARTITIONS
 from tidegate.spark.filelog import kept_settings
 from tidegate.spark.plan import AGGREGATION, CONSTANT, JOIN, TRANSFORM
 from tidegate.storage.file_lists import find_file
@@ -63,7 +64,7 @@ def state_mismatch(stage: str, error: object) -> PipelineChanged | None:
 
 
 _KEPT: Final = {
-    "spark.sql.shuffle.partitions": "state stays in as many parts as it has",
+    PARTITIONS: "state stays in as many parts as it has",
     "spark.sql.streaming.multipleWatermarkPolicy": "the watermark of several goes on as it was",
 }
 
@@ -72,7 +73,7 @@ def settings_not_taken(
     root: Files, base: Manifest, shape: Mapping[str, StageShape], setting: Callable[[str], str | None]
 ) -> list[str]:
     """What the session sets and Spark does not take, because it goes on with what the checkpoint has. `setting`: the
-    session's."""
+    session's. Another number of parts of the state is refused: who sets it believes that it counts."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for name, now in shape.items():
         cut = base.stages[name].cut
@@ -84,6 +85,13 @@ def settings_not_taken(
             wanted = setting(key)
             if key in kept and wanted is not None and kept[key] != wanted:
                 found.setdefault((key, kept[key], wanted), []).append(name)
+    for (key, then, wanted), names in found.items():
+        if key == PARTITIONS:
+            raise PipelineChanged(
+                f"{_stages(names)} cannot go on with {key}={wanted}: state of {checkpoint_name(base.checkpoint_id)} is "
+                f"in {then} parts, and stays so. Then: {then}. Now: {wanted}. What to do: set it to {then} or leave it "
+                f"out, or start the pipeline on a new root with new tables; nothing was changed"
+            )
     return [
         f"{key} stays at {kept}, as in {checkpoint_name(base.checkpoint_id)}, for {_stages(names)}: {_KEPT[key]}; the "
         f"new {wanted} counts from a new root with new tables on"

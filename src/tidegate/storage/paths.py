@@ -123,6 +123,11 @@ class RootPaths:
         return int(name.split("/")[1])
 
     @staticmethod
+    def stage_of(name: str) -> str:
+        """The stage whose folder in a generation a name leads through."""
+        return name.split("/")[3]
+
+    @staticmethod
     def sink(stage: str) -> str:
         return f"sinks/{stage}"
 

@@ -39,6 +39,8 @@ class Inputs:
         self._cursors = dict.fromkeys(channels, 0)
         self._positions = {name: positions.get(name, 0) for name in channels}
         self._known: dict[str, dict[int, Segment]] = {name: {} for name in channels}
+        self._written_by = {name: {name} for name in channels}
+        """Whose folders the segments of an input lie in: what is in flight since before it was renamed, in its old."""
         self._sources: list[_Consumed] = []
         self.gates: dict[str, Gate] = {}
 
@@ -84,6 +86,7 @@ class Inputs:
     def release(self, name: str, segment: Segment) -> None:
         """Let the query see a segment, with the next `flush`."""
         self._known[name][segment.sequence] = segment
+        self._written_by[name].update(RootPaths.stage_of(file.path) for file in segment.files)
         self._checkpoints.on_segment(name, segment.sequence, segment.size_bytes)
         self.gates[name].release(segment)
 
@@ -119,7 +122,7 @@ class Inputs:
             raise DamagedCheckpoint(f"stage {self._stage!r}: Spark's source log {consumed.log} lacks {source}")
         for entry in entries:
             name = self._root.name_of(entry.path)
-            if name is None or name.split("/")[3] != consumed.input:
+            if name is None or RootPaths.stage_of(name) not in self._written_by[consumed.input]:
                 raise DamagedCheckpoint(
                     f"stage {self._stage!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
                 )

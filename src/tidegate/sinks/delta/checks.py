@@ -70,8 +70,8 @@ def check_found(sink: DeltaTable, place: SinkPlace, wanted: deltalake.Schema, ta
     found = table.schema()
     if _columns(found) != _columns(wanted):
         raise SinkFailed(
-            f"{sink.describe()} has the columns {_columns(found)}, but {place.owner} writes {_columns(wanted)}; "
-            f"change the stage, or write to a new table"
+            f"{sink.describe()} has the columns {', '.join(_columns(found))}, but {place.owner} writes "
+            f"{', '.join(_columns(wanted))}; {_way_out(sink, _columns(found), _columns(wanted))}"
         )
     demanded = {field.name for field in found.fields if not field.nullable}
     unsure = [field.name for field in wanted.fields if field.nullable and field.name in demanded]
@@ -110,9 +110,24 @@ def check_keepable(sink: DeltaTable, table: deltalake.DeltaTable) -> None:
         raise SinkFailed(f"it is no longer partitioned by {sink.partition_by or 'nothing'}")
 
 
-def _columns(schema: deltalake.Schema) -> str:
+def _columns(schema: deltalake.Schema) -> list[str]:
     fields = json.loads(schema.to_json())["fields"]
-    return ", ".join(f"{field['name']} {json.dumps(field['type']).strip(chr(34))}" for field in fields)
+    return [f"{field['name']} {json.dumps(field['type']).strip(chr(34))}" for field in fields]
+
+
+def _way_out(sink: DeltaTable, found: list[str], wanted: list[str]) -> str:
+    """A table never gets rid of a column: so it is its owner's to add one."""
+    otherwise = "change the stage, or write to a new table"
+    if not set(found) < set(wanted):
+        return otherwise
+    new = ", ".join(each for each in wanted if each not in found)
+    if found != wanted[: len(found)]:
+        return f"let {new} come last in the stage, as in a table that it is added to; or {otherwise}"
+    return (
+        f"add {new} to the table yourself (in SQL: ALTER TABLE delta.`{sink.path}` ADD COLUMNS ({new}); in Python: "
+        f"deltalake.DeltaTable(…).alter.add_columns) and start again, but then the pipeline as it was cannot write to "
+        f"it any more; or {otherwise}"
+    )
 
 
 def _kinds(kind: DataType) -> Iterator[DataType]:

@@ -5,7 +5,7 @@ A checker raises `SimulationFailure` with its own name, so that a test can tell 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -56,6 +56,7 @@ class ExactlyOnce:
     def __init__(self, dag: Dag) -> None:
         self._dag = dag
         self.visible = {name: dict.fromkeys(dag.stages[name].paths.values(), 0) for name in dag.sinks}
+        self._gone: set[str] = set()
 
     def begins_behind(self, sink: str, read: Mapping[str, int] | None, held_back: Collection[int]) -> None:
         """A table that has come to the pipeline, and shows nothing yet, is to begin behind so many rows of each source.
@@ -65,6 +66,21 @@ class ExactlyOnce:
         for path in self.visible[sink]:
             source = self._dag.source_of[path]
             self.visible[sink][path] = UNKNOWN if read is None or path in held_back else read[source]
+
+    def ends_behind(self, sink: str, read: Mapping[str, int] | None, held_back: Collection[int]) -> None:
+        """A table goes from the pipeline, and is to show so many rows of each source at least, as far as that is known:
+        where a damaged checkpoint was passed over, it may show more."""
+        self._gone.add(sink)
+        for path, count in self.visible[sink].items():
+            expected = UNKNOWN if read is None or path in held_back else read[self._dag.source_of[path]]
+            if UNKNOWN not in (expected, count) and count < expected:
+                raise SimulationFailure(
+                    "ExactlyOnce", f"{sink} is gone, and shows {count} rows of path {path} of {expected}"
+                )
+
+    def comes_back(self, sink: str) -> None:
+        """The generation that was without it has come to nothing."""
+        self._gone.discard(sink)
 
     def on_rows_visible(self, sink: str, rows: Ranges) -> None:
         visible = self.visible[sink]
@@ -80,8 +96,9 @@ class ExactlyOnce:
     def shows_all(self, totals: Mapping[str, int]) -> bool:
         return all(
             count in (totals[self._dag.source_of[path]], UNKNOWN)
-            for counts in self.visible.values()
+            for sink, counts in self.visible.items()
             for path, count in counts.items()
+            if sink not in self._gone
         )
 
 
@@ -92,14 +109,16 @@ class ConsistentCut:
     def __init__(self, dag: Dag) -> None:
         self._dag = dag
 
-    def on_completed(self, checkpoint_id: int, manifest: Manifest, stages: Collection[str] | None = None) -> None:
-        """`stages`: those that the pipeline had, if not all."""
+    def on_completed(
+        self, checkpoint_id: int, manifest: Manifest, stages: Mapping[str, StageSpec] | None = None
+    ) -> None:
+        """`stages`: those that the pipeline had, if not all of the DAG."""
         stages = self._dag.stages if stages is None else stages
-        if manifest.keys() != set(stages):
-            missing = sorted(manifest.keys() ^ set(stages))
+        if manifest.keys() != stages.keys():
+            missing = sorted(manifest.keys() ^ stages.keys())
             raise SimulationFailure("ConsistentCut", f"checkpoint {checkpoint_id} lacks {missing}")
-        for name in stages:
-            report, spec = manifest[name], self._dag.stages[name]
+        for name, spec in stages.items():
+            report = manifest[name]
             in_flight = {found.input: found for found in report.in_flight}
             for read in spec.inputs:
                 if read not in report.positions:
@@ -126,9 +145,12 @@ class InFlightAllowed:
         self._dag = dag
         self._config = config
 
-    def on_completed(self, checkpoint_id: int, manifest: Manifest) -> None:
+    def on_completed(
+        self, checkpoint_id: int, manifest: Manifest, stages: Mapping[str, StageSpec] | None = None
+    ) -> None:
+        stages = self._dag.stages if stages is None else stages
         for name, report in manifest.items():
-            may_cut_unaligned = not self._dag.stages[name].is_sink and self._config.unaligned != "never"
+            may_cut_unaligned = not stages[name].is_sink and self._config.unaligned != "never"
             if report.in_flight and not may_cut_unaligned:
                 raise SimulationFailure("InFlightAllowed", f"checkpoint {checkpoint_id}: {name} was cut unaligned")
             size_bytes = sum(found.size_bytes for found in report.in_flight)
@@ -240,15 +262,21 @@ class NoCheckpointLost:
         self.damaged_checkpoints: set[int] = set()
 
     def on_completed(
-        self, record: CheckpointCompleted, manifest: Manifest, before: list[int], chains: object = None
+        self,
+        record: CheckpointCompleted,
+        manifest: Manifest,
+        before: list[int],
+        chains: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`before`: what its lineage had retained, newest first. `chains`: what has run in one query counts its batches
-        together, so with others it is another one."""
+        """`before`: what its lineage had retained, newest first. `chains`: what has run in one query has come as far as
+        its first stage."""
         self._epochs.add(record.epoch)
-        reached = (
-            chains,
-            {name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in manifest.items()},
-        )
+        chains = {} if chains is None else chains
+        within = {name for before_last in chains.values() for name in before_last}
+        first = {name: manifest[chains[name][0] if name in chains else name] for name in manifest.keys() - within}
+        reached = {
+            name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in first.items()
+        }
         self._reached[record.checkpoint_id] = reached
         newest_aligned = [each for each in before if each in self._aligned][:1]
         if before and self._reached[before[0]] == reached:
@@ -427,15 +455,15 @@ class Checkers:
         manifest: Manifest,
         files: Iterable[str],
         before: list[int],
-        chains: object,
-        stages: Collection[str],
+        chains: Mapping[str, Sequence[str]],
+        stages: Mapping[str, StageSpec],
     ) -> None:
         """The same of a real root, of which the state of stages cannot be looked into. `files`: all that it needs.
         `stages`: those that the pipeline had."""
         self.completions.append(Completion(record, manifest))
         self.nothing_needed_deleted.on_completed(record, files)
         self.consistent_cut.on_completed(record.checkpoint_id, manifest, stages)
-        self.in_flight_allowed.on_completed(record.checkpoint_id, manifest)
+        self.in_flight_allowed.on_completed(record.checkpoint_id, manifest, stages)
         self.no_checkpoint_lost.on_completed(record, manifest, before, chains)
 
     def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:

@@ -8,6 +8,7 @@ rows were lost (it starts later) or doubled (earlier).
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 
 import msgspec
 
@@ -134,6 +135,50 @@ def with_late_stages(dag: Dag, rng: random.Random) -> tuple[Dag, tuple[str, ...]
         builder.stage("late_stage", read)
         read, late = "late_stage", ("late_stage", "late")
     return builder.stage("late", read, is_sink=True).build(), late
+
+
+def with_early_stages(dag: Dag, rng: random.Random, late: Collection[str]) -> tuple[Dag, tuple[str, ...]]:
+    """The same with a table more, which is to go, perhaps with a stage between and a source of its own. None of the
+    `late` ones is read. Returns what was added."""
+    builder = DagBuilder(dag)
+    inputs = [rng.choice([name for name, spec in dag.stages.items() if not spec.is_sink and name not in late])]
+    early: list[str] = []
+    if rng.random() < 0.3:
+        builder.source("early_source")
+        inputs.append("early_source")
+        early.append("early_source")
+    if rng.random() < 0.5:
+        builder.stage("early_stage", *inputs)
+        inputs = ["early_stage"]
+        early.append("early_stage")
+    return builder.stage("early", *inputs, is_sink=True).build(), (*early, "early")
+
+
+def with_stage_between(dag: Dag, rng: random.Random, but: frozenset[str]) -> tuple[Dag, tuple[str, str] | None]:
+    """The same with a stage that is put before one which reads nothing else, and reads what that does: its rows take
+    the path on that those take which come directly. None `but` others. Returns both; None: there is no such stage."""
+    readers = [
+        spec
+        for spec in dag.stages.values()
+        if len(spec.inputs) == 1 and not spec.twice and but.isdisjoint((spec.name, *spec.inputs))
+    ]
+    if not readers:
+        return dag, None
+    reader = rng.choice(readers)
+    source_of = dict(dag.source_of)
+    passing: dict[int, int] = {}
+    for path in reader.paths:
+        passing[path] = len(source_of)
+        source_of[passing[path]] = source_of[path]
+    on = {passing[path]: after for path, after in reader.paths.items()}
+    stages: dict[str, StageSpec] = {}
+    for name, spec in dag.stages.items():
+        if name == reader.name:
+            stages["between"] = StageSpec("between", spec.inputs, False, passing)
+            stages[name] = msgspec.structs.replace(spec, paths={**spec.paths, **on})
+        else:
+            stages[name] = spec
+    return Dag(stages, source_of), ("between", reader.name)
 
 
 def example_dag() -> Dag:

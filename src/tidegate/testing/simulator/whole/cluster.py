@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
+from tidegate.engine.changes import TakenUp
 from tidegate.engine.leading import reports_in
 from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeCheckpoint
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed, TidegateError
@@ -19,7 +20,7 @@ from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.inspection import references
-from tidegate.storage.manifest import Manifest, SourceStream, StageShape, decode_manifest
+from tidegate.storage.manifest import Manifest, SourceStream, StageShape, StageSnapshot, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import (
     GateSource,
@@ -32,11 +33,12 @@ from tidegate.testing.played import (
     StreamSource,
 )
 from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
-from tidegate.testing.simulator.dag import Dag, again
+from tidegate.testing.simulator.dag import Dag, StageSpec, again
 from tidegate.testing.simulator.whole.driver import SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, Killed, SeenFiles
 from tidegate.testing.simulator.whole.prefix import WholePrefix
 from tidegate.testing.simulator.whole.users import SimulatedUser
+from tidegate.testing.simulator.whole.versions import Changes, Versions
 from tidegate.testing.simulator.world import Faults, World
 
 _FAILING_CALLS: Final = frozenset({"commit", "committed", "check_commit", "set_back", "was_set_back"})
@@ -82,8 +84,9 @@ class WholeScenario(msgspec.Struct, frozen=True):
     """How likely a stage that can be is chained to its input, each time that a generation is opened."""
     set_backs: int = 0
     """How often somebody brings the pipeline and its tables back to a checkpoint, or forward."""
-    late: tuple[str, ...] = ()
-    """Stages that the pipeline does not have at first: somebody adds them while it runs."""
+    changes: Changes = Changes()
+    tables_fail: float = 0.0
+    """How likely a commit fails, beside the store."""
 
 
 class SecondLook(GateSource):
@@ -115,8 +118,8 @@ class WholeCluster:
         self._stages_rows = {name: rng.random() < 0.3 for name in scenario.dag.sinks}
         modes = ("append",) * 5 if scenario.chains else ("append", "append")
         self._modes = {name: rng.choice((*modes, "update")) for name in scenario.dag.stages}
-        self.has_late = not scenario.late
-        self.stages_of: dict[int, tuple[str, ...]] = {}
+        self.versions = Versions(scenario.dag, scenario.changes)
+        self.stages_of: dict[int, dict[str, StageSpec]] = {}
         """What the pipeline of each generation had."""
         self._rows_read: dict[tuple[int, str, int], int] = {}
         """By generation, source and batch: up to where that has read."""
@@ -131,7 +134,8 @@ class WholeCluster:
         self.refused: str | None = None
         self.crashes = self.set_back = self.aborted = 0
         self.killed_at: Counter[str] = Counter()
-        self.is_down = False
+        self.is_down, self.downs = False, 0
+        """Whether the machine is down, and how often it was."""
         self.lock: str | None = None
         """The run that holds the root, on the machine."""
         self.users: list[SimulatedUser] = []
@@ -146,6 +150,7 @@ class WholeCluster:
         self._stands_until = 0
         self._faults_end = False
         self._is_over = False
+        self._is_to_change = False
 
     def new_id(self) -> str:
         return f"{self._ids.getrandbits(128):032x}"
@@ -170,20 +175,33 @@ class WholeCluster:
         if spec.is_sink and self._stages_rows[name]:
             writes = "rows"
         has_state = rng.random() < (0.3 if self.scenario.chains else 0.6)
+        if self.scenario.changes.between is not None and name == self.scenario.changes.between[1]:
+            has_state = False  # else it could not read something else
         has_timers = has_state and not spec.is_source and rng.random() < 0.1
         return Plan(
             paths=spec.paths,
             has_state=has_state,
             # One that comes late has not seen the first rows of a path, and would hand them on when they are due.
-            holds_back=has_state and not spec.is_source and rng.random() < 0.4 and name not in self.scenario.late,
+            holds_back=has_state
+            and not spec.is_source
+            and rng.random() < 0.4
+            and name not in self.scenario.changes.new,
             has_timers=has_timers,
             writes=writes,  # type: ignore[arg-type]
             retained=100 if has_timers else rng.choice((10, 20, 100)),
         )
 
-    def sources_of(self, name: str) -> list[StageSource]:
+    def plan(self, name: str) -> Plan:
+        """Of a stage, whatever it is called now."""
+        return self.plans[self.versions.own(name)]
+
+    def is_late(self, name: str) -> bool:
+        """Whether a stage begins behind rows."""
+        return self.versions.own(name) in self.scenario.changes.new
+
+    def sources_of(self, generation: int, name: str) -> list[StageSource]:
         """What the query of a stage reads. What it reads twice has two logs."""
-        spec = self.dag.stages[name]
+        spec = self.stages_of[generation][name]
         return [StageSource(each, log) for log, each in enumerate((*spec.inputs, *spec.twice))]
 
     def played_sources(
@@ -191,7 +209,7 @@ class WholeCluster:
     ) -> Sequence[PlayedSource]:
         """`name`: of the stage whose query it is, or that is the first of it."""
         if not sources:
-            return [StreamSource(self.streams[name], max_files=self.max_files)]
+            return [StreamSource(self.streams[self.versions.own(name)], max_files=self.max_files)]
         found: list[PlayedSource] = []
         for source in sources:
             kind = SecondLook if source.input in [each.input for each in sources[: source.log]] else GateSource
@@ -206,9 +224,12 @@ class WholeCluster:
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
 
-    def on_opened(self, generation: int, base: Manifest | None, late: Sequence[str]) -> None:
-        """`late`: what the checkpoint does not know of what is to run."""
-        self.stages_of[generation] = tuple(self.shape)
+    def on_opened(self, generation: int, taken: TakenUp | None) -> None:
+        """`taken`: what it starts from, if that is a checkpoint."""
+        base = None if taken is None else taken.then
+        specs = self.versions.specs()
+        late = [*specs] if taken is None else taken.new
+        self.stages_of[generation] = specs
         read: dict[str, int] | None = {}
         for name in self.dag.sources:
             rows = self._rows_at(base, name)
@@ -216,16 +237,34 @@ class WholeCluster:
                 read = None
             elif read is not None:
                 read[name] = rows
-            if rows is not None and base is not None and (cut := base.stages[name].cut) is not None:
+            if rows is not None and (cut := self._cut_at(base, name)) is not None:
                 self._rows_read[generation, name, cut] = rows
+        checker, there = self.checkers.exactly_once, {self.versions.own(name) for name in specs}
+        # What is held back was read before: from the beginning on, nothing was.
+        held_back = frozenset[int]() if base is None else self._prefixes.held_back
         for name in late:
-            if self.dag.stages[name].is_sink:
-                self.checkers.exactly_once.begins_behind(name, read, self._prefixes.held_back)
+            if specs[name].is_sink:
+                checker.begins_behind(self.versions.own(name), read, held_back)
+        for name in self.dag.sinks:
+            if name in there:
+                checker.comes_back(name)
+            else:
+                is_known = self._part_of(base, name) is not None
+                checker.ends_behind(name, read if is_known else None, self._prefixes.held_back)
 
     def _rows_at(self, base: Manifest | None, source: str) -> int | None:
         """How many rows a source had read at a checkpoint; None: nobody has seen it."""
-        cut = None if base is None else base.stages[source].cut
+        cut = self._cut_at(base, source)
         return 0 if base is None or cut is None else self._rows_read.get((base.generation, source, cut))
+
+    def _cut_at(self, base: Manifest | None, own: str) -> int | None:
+        part = self._part_of(base, own)
+        return None if part is None else part.cut
+
+    def _part_of(self, base: Manifest | None, own: str) -> StageSnapshot | None:
+        """What a checkpoint has of a stage, by whatever name."""
+        stages = {} if base is None else base.stages
+        return next((stages[name] for name in self.versions.names_of(own) if name in stages), None)
 
     def queries(self, driver: SimulatedDriver, base: Manifest | None) -> list[StageDefinition]:
         """What a generation from this checkpoint runs: some of the stages that can be are chained."""
@@ -233,22 +272,22 @@ class WholeCluster:
         can_join = sorted(may_join(definitions)) if self.scenario.chains else []
         joined = {each for each in can_join if self._passes_on(each) and rng.random() < self.scenario.chains}
         for query in as_queries(definitions, joined):
-            if not query.inputs and self._stages_rows.get(query.name):
+            if not query.inputs and self._stages_rows.get(self.versions.own(query.name)):
                 joined.discard(query.name)
         if base is not None:
             joined -= cannot_join(base, chains_of(as_queries(definitions, joined)))
         return as_queries(definitions, joined)
 
     def _passes_on(self, name: str) -> bool:
-        return not self.plans[name].has_state and not self.dag.stages[name].twice
+        return not self.plan(name).has_state and not self.dag.stages[self.versions.own(name)].twice
 
     def plan_of(self, query: StageDefinition) -> Plan:
         """What a stage's query computes, or that of a chain."""
         first, *others = query.members
         return msgspec.structs.replace(
-            self.plans[first.name],
-            chained=tuple(self.dag.stages[each.name].paths for each in others),
-            writes=self.plans[query.name].writes,
+            self.plan(first.name),
+            chained=tuple(self.plan(each.name).paths for each in others),
+            writes=self.plan(query.name).writes,
         )
 
     def _definitions(self, driver: SimulatedDriver | None) -> list[StageDefinition]:
@@ -256,17 +295,16 @@ class WholeCluster:
             raise AssertionError("no function is called here")
 
         found = []
-        for name, spec in self.dag.stages.items():
-            if name in self.scenario.late and not self.has_late:
-                continue
+        for name, spec in self.versions.specs().items():
             kind: Any = "source" if spec.is_source else "sink" if spec.is_sink else "stage"
             sink: Any = self.table(name, driver) if spec.is_sink else None
-            mode: Any = self._modes[name]
+            mode: Any = self._modes[self.versions.own(name)]
             found.append(StageDefinition(name, kind, nothing, spec.inputs, spec.inputs, mode, sink))
         return found
 
     def table(self, sink: str, driver: SimulatedDriver | None) -> PlayedTable:
         """A sink's table, as a process sees it; or the world."""
+        sink = self.versions.own(sink)
         disk = self.lake[sink]
         files: Any = disk.memory
         if driver is not None:
@@ -281,12 +319,14 @@ class WholeCluster:
     def _on_call(self, sink: str, call: str) -> None:
         if call in ("committed", "was_set_back"):
             self._on_committed(sink)
-        if call in _FAILING_CALLS and self.world.chance(self.world.faults.store_fails):
+        table_fails = 0.0 if self._faults_end else self.scenario.tables_fail
+        fails = max(self.world.faults.store_fails, table_fails)
+        if call in _FAILING_CALLS and self.world.chance(fails):
             raise SinkFailed(f"the table of {sink} failed")
 
     def _shape(self, definition: StageDefinition) -> StageShape:
         table = None if definition.sink is None else definition.sink.table
-        streams = () if definition.inputs else (SourceStream("json", {"path": definition.name}),)
+        streams = () if definition.inputs else (SourceStream("json", {"path": self.versions.own(definition.name)}),)
         return StageShape(
             definition.kind,
             definition.inputs,
@@ -294,7 +334,7 @@ class WholeCluster:
             "rows",
             table,
             streams,
-            has_event_time=self.plans[definition.name].holds_back,
+            has_event_time=self.plan(definition.name).holds_back,
         )
 
     # -- what is checked --------------------------------------------------------------------------
@@ -340,8 +380,9 @@ class WholeCluster:
     def on_batch(self, generation: int, stage: str, query: PlayedQuery) -> None:
         """A query has committed a batch: what its state holds then is what a snapshot of it must hold. `stage`: the
         first one of it."""
-        if self.plans[stage].has_state:
+        if self.plan(stage).has_state:
             self.states[generation, stage, query.batch] = query.seen
+        stage = self.versions.own(stage)
         if self.dag.stages[stage].is_source:
             before = self._rows_read.get((generation, stage, query.batch - 1)) if query.batch else 0
             read = before if query.read_through is None else query.read_through
@@ -379,16 +420,33 @@ class WholeCluster:
         self._shown[sink] = len(versions)
 
     def on_refused(self, refusal: RecoveryRefused) -> None:
-        """Right only where all are damaged, or a table shows what only a damaged one holds."""
+        """Right only where all are damaged, or a table shows what only a damaged one holds; or where a sink is to go
+        whose table is late: then somebody starts the version before, and removes it later."""
+        if any(words in str(refusal) for words in ("is gone since", "cannot go on as")):
+            self.on_misfit(refusal)
+            return
         log, damaged = self.checkers.log, self.checkers.no_checkpoint_lost.damaged_checkpoints
         if log.setting_back is not None and log.setting_back.base in damaged:
             self.refused = str(refusal)
             return
         intact = [each for each in log.lineage() if each.checkpoint_id not in damaged]
-        shown = max(map(self.epoch_of, self.dag.sinks))
+        shown = max(self.epoch_of(each) for each, spec in self.versions.specs().items() if spec.is_sink)
         if not damaged or (intact and shown <= intact[0].epoch):
             raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
         self.refused = str(refusal)
+
+    def on_misfit(self, refusal: TidegateError) -> None:
+        """A change is refused for now."""
+        self.versions.take_back(str(refusal))
+        self.world.after(50, None, self._take_over)
+        if not self._is_to_change:
+            self._is_to_change = True
+            self.world.after(1_500, None, self._change_all)
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the newest generation is of the last version of the pipeline."""
+        return not self._is_to_change and self.stages_of.get(self.checkers.log.generation) == self.versions.specs()
 
     def _note_damaged(self, record: CheckpointCompleted) -> None:
         """A checkpoint that builds on a file which was lost is as damaged as the one before it."""
@@ -414,11 +472,13 @@ class WholeCluster:
             (scenario.requests, self._ask),
             (scenario.damages, self._damage),
             (scenario.power_losses, self._lose_power),
-            (1 if scenario.late else 0, self._add_late),
             (scenario.set_backs, self._set_back),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
+        for what in Changes.__struct_fields__:
+            if getattr(scenario.changes, what):
+                self.world.after(rng.randrange(scenario.fault_phase_ms), None, self._change, what)
 
     def _feed(self) -> None:
         """Rows of an external stream come in over the whole fault phase."""
@@ -445,9 +505,9 @@ class WholeCluster:
             driver.life.calls_left = None
         self.disk.tears = False
         self._feed()
-        self.has_late = True
-        lacks_late = len(self.stages_of.get(self.checkers.log.generation, ())) < len(self.dag.stages)
-        if lacks_late or self.world.random.random() < 0.5:  # else whoever runs goes on
+        self.versions.change_all()
+        is_another = self.stages_of.get(self.checkers.log.generation) != self.versions.specs()
+        if is_another or self.world.random.random() < 0.5:  # else whoever runs goes on
             self.world.after(50, None, self._take_over)
 
     def _supervise(self) -> None:
@@ -488,9 +548,16 @@ class WholeCluster:
         elif self._faults_end:
             self.world.after(50, None, self._take_over)
 
-    def _add_late(self) -> None:
+    def _change(self, what: str) -> None:
         """Somebody starts a new version of the pipeline."""
-        self.has_late = True
+        self.world.note("the pipeline is changed: {}", what)
+        self.versions.change(what)
+        self._take_over()
+
+    def _change_all(self) -> None:
+        self._is_to_change = False
+        self.world.note("the pipeline is changed once more")
+        self.versions.change_all()
         self._take_over()
 
     def _set_back(self) -> None:
@@ -531,6 +598,7 @@ class WholeCluster:
 
     def _go_down(self) -> None:
         """Every process dies, and Spark's with them."""
+        self.downs += 1
         for driver in self.drivers:
             if driver.process.alive:
                 self.crashes += 1
@@ -546,7 +614,8 @@ class WholeCluster:
         """A file of the newest checkpoint is lost or damaged while nothing runs."""
         newest = self.checkers.log.newest
         if newest is None:
-            self.world.after(100, None, self._damage)
+            if not self._faults_end:
+                self.world.after(100, None, self._damage)
             return
         self._go_down()
         rng, memory = self.world.random, self.disk.memory

@@ -10,17 +10,25 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidegate.engine.carrier import Carrier, Clock
-from tidegate.engine.changes import check_shape, new_stages, with_new_stages
+from tidegate.engine.changes import Meant, TakenUp, take_up
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.ending import Ending
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
+from tidegate.engine.parting import Reach, part
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows
-from tidegate.errors import Fenced, RecoveryRefused, Superseded, TidegateError, UnknownCheckpoint
+from tidegate.errors import (
+    Fenced,
+    PipelineChanged,
+    RecoveryRefused,
+    Superseded,
+    TidegateError,
+    UnknownCheckpoint,
+)
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import Claim, CommitSink, Patience
 from tidegate.protocol.commit import RetryPause
@@ -32,7 +40,7 @@ from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import look_through
-from tidegate.storage.manifest import Manifest, StageShape
+from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import PlayedQuery, PlayedRows, Step
 from tidegate.testing.simulator.whole.files import Killed, Life, SeenFiles
@@ -88,28 +96,42 @@ class _OpeningClock(_SimulatedClock):
 
 
 class _Fits:
-    """A pipeline that has all stages of its checkpoint, and perhaps some more."""
+    """A pipeline that may have changed since its checkpoint."""
 
-    def __init__(self, shape: Mapping[str, StageShape], sinks: Mapping[str, BoundSink], store: Files) -> None:
+    def __init__(
+        self,
+        definitions: list[StageDefinition],
+        shape: Mapping[str, StageShape],
+        meant: Meant,
+        sinks: Mapping[str, BoundSink],
+        root: Root,
+        reach: Reach,
+    ) -> None:
+        self._definitions = definitions
         self._shape = shape
+        self._meant = meant
         self._sinks = sinks
-        self._store = store
+        self._root = root
+        self._reach = reach
         self.base: Manifest | None = None
-        self.late: list[str] = []
+        self.taken: TakenUp | None = None
+        self.parted: tuple[BoundSink, ...] = ()
 
     def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
         schema: Any = None  # a played table takes any rows
-        self.late = list(self._shape)
+        new: list[str] = []
+        self.taken = None
         if base is not None:
-            check_shape(base, self._shape)
-            self.late = new_stages(base, self._shape)
-            base = with_new_stages(base, self._shape)
+            self.taken = take_up(self._root.store, base, self._shape, self._meant)
+            parted = part(self.taken, self._definitions, self._root, log, self._meant, self._reach)
+            base, self.parted = parted.base, parted.before
+            new = self.taken.new
         for name, sink in self._sinks.items():
             is_there = sink.check_table(schema, self._shape[name].output_mode)
-            if base is not None and is_there and name in self.late:
+            if base is not None and is_there and name in new:
                 check_shows_nothing(sink, base)
             if base is not None and goes_on_from_rows(base, name):
-                check_goes_on(sink, address_of(sink) if is_there else None, base, log, self._store)
+                check_goes_on(sink, address_of(sink) if is_there else None, base, log, self._root.store)
             if not is_there:
                 sink.prepare_table(schema)
         self.base = base
@@ -206,11 +228,11 @@ class SimulatedDriver:
             if leaves_orphans and self.world.random.random() < 0.3:
                 self.life.calls_left = None
                 for _ in range(self.world.random.randint(1, 6)):
-                    self.world.after(self.world.delay(40), None, self._orphan_step, query)
+                    self.world.after(self.world.delay(40), None, self._orphan_step, query, self.cluster.downs)
         self.world.after(self.world.delay(150), None, self._restart)
 
-    def _orphan_step(self, query: PlayedQuery) -> None:
-        if query.isActive:
+    def _orphan_step(self, query: PlayedQuery, downs: int) -> None:
+        if query.isActive and downs == self.cluster.downs:  # else its machine was down since
             with suppress(Killed):  # whoever kills the process that is dead already
                 query.step()
 
@@ -233,6 +255,9 @@ class SimulatedDriver:
         except RecoveryRefused as refusal:
             self._end(refusal)
             self.cluster.on_refused(refusal)
+        except PipelineChanged as misfit:
+            self._end(misfit)
+            self.cluster.on_misfit(misfit)
         except TidegateError as error:
             self._on_failed(error)
 
@@ -332,11 +357,14 @@ class SimulatedDriver:
         shape = self.cluster.shape
         clock = _OpeningClock(self.world)
         opening = RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock)
-        fitting = _Fits(shape, sinks, store)
+        definitions = self.cluster.definitions(self)
+        fitting = _Fits(definitions, shape, self.cluster.versions.meant, sinks, root, self._reach_table)
         opened, _ = opening.open(fitting)
-        self.cluster.on_opened(opened.generation, fitting.base, fitting.late)
+        self.cluster.on_opened(opened.generation, fitting.taken)
         for sink in sinks.values():
             sink.claim()
+        for sink in fitting.parted:
+            sink.forget_staged(opened.generation)
         self._run(opened, fitting.base, sinks, store)
 
     def set_back(self, checkpoint_id: int) -> None:
@@ -356,6 +384,9 @@ class SimulatedDriver:
         clock = _OpeningClock(self.world)
         RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock).set_back(checkpoint_id)
         self.cluster.set_back += 1
+
+    def _reach_table(self, _table: TableAddress, place: SinkPlace) -> BoundSink:
+        return self.cluster.table(place.stage, self).bind(place)
 
     def _sinks(self, store: Files, root: str) -> dict[str, BoundSink]:
         return {
@@ -440,7 +471,7 @@ class SimulatedDriver:
         self._queries = {}
         starts: dict[str, Callable[[], PlayedQuery]] = {}
         for definition in queries:
-            sources = self.cluster.sources_of(definition.head)
+            sources = self.cluster.sources_of(generation.generation, definition.head)
             folders = lay_out(local, generation, definition, sources, window=self.cluster.window)
             stage = generation.stages[definition.name]
             stage.progress.may_end = self._is_bounded and not definition.inputs
@@ -456,8 +487,8 @@ class SimulatedDriver:
     ) -> Callable[[Files, Files], PlayedQuery]:
         cluster, name, number = self.cluster, definition.name, generation.generation
         sink = generation.sinks.get(name)
-        spec = cluster.dag.stages[definition.head]
-        is_late = definition.head in cluster.scenario.late
+        spec = cluster.stages_of[number][definition.head]
+        is_late = cluster.is_late(definition.head)
         stage_rows = generation.stages[name].row_staging(None) if isinstance(sink, RowSink) else None  # type: ignore[arg-type]
 
         def stage(rows: PlayedRows, batch: int) -> None:
@@ -490,7 +521,7 @@ class SimulatedDriver:
         return start
 
     def _step_later(self, query: PlayedQuery, name: str, generation: int, *, times: int = 1) -> None:
-        delay_ms = self.world.delay(self.cluster.slowness[name] * times)
+        delay_ms = self.world.delay(self.cluster.slowness[self.cluster.versions.own(name)] * times)
         self.world.after(delay_ms, self.process, self._alive, self._step, query, name, generation)
 
     def _step(self, query: PlayedQuery, name: str, generation: int) -> None:

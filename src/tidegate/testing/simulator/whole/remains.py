@@ -38,14 +38,14 @@ def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
         if stage.cut is None:
             continue
         scratch: Any = Memory("scratch")
-        restore_checkpoint(root, files_of(root, name, stage.files), scratch, name)
+        restore_checkpoint(root, files_of(root, name, stage.files), scratch)
         if stage.files.is_empty:
             begin_after(scratch, stage.cut)
-        sources = cluster.sources_of(name)
+        sources = cluster.sources_of(record.generation, name)
         if sources:
             restart_source_logs(scratch, stage.cut, sources)
         played = cluster.played_sources(name, record.generation, root, sources)
-        query = PlayedQuery(scratch, Memory("nothing"), played, cluster.plans[name], new_id=cluster.new_id)
+        query = PlayedQuery(scratch, Memory("nothing"), played, cluster.plan(name), new_id=cluster.new_id)
         query.take_up()
         if query.batch != stage.cut:
             raise PlayedFailure(f"{name} was cut at batch {stage.cut}, and restored at {query.batch}")
@@ -65,9 +65,11 @@ def check_nothing_left(cluster: WholeCluster) -> None:
     files = cluster.disk.memory.list(RootPaths.GENERATIONS)
     left = [name for name in files if name not in needed and not name.startswith(own)]
     left += cluster.disk.memory.list(RootPaths.REQUESTS)
+    sinks = cluster.versions.specs()
     for disk in cluster.lake.values():
-        generations = ((name, name.split("/")[3]) for name in disk.memory.list("staged"))
-        left += [name for name, number in generations if int(number) < log.generation]
+        staged = [(name, *name.split("/")[2:4]) for name in disk.memory.list("staged")]
+        # For a sink that is gone, or has another name, a run that was asleep then may have staged since.
+        left += [name for name, sink, number in staged if sink in sinks and int(number) < log.generation]
     if left:
         raise SimulationFailure("NothingLeft", f"{len(left)} files are nobody's: {', '.join(left[:3])}")
     _check_logs(cluster)

@@ -12,10 +12,18 @@ from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
 from tidegate.testing.played import PlayedFailure
 from tidegate.testing.simulator.checkers import SimulationFailure
-from tidegate.testing.simulator.dag import Dag, random_dag, random_lines, with_late_stages
+from tidegate.testing.simulator.dag import (
+    Dag,
+    random_dag,
+    random_lines,
+    with_early_stages,
+    with_late_stages,
+    with_stage_between,
+)
 from tidegate.testing.simulator.run import Outcome
 from tidegate.testing.simulator.whole.cluster import QueryFaults, WholeCluster, WholeScenario
 from tidegate.testing.simulator.whole.remains import check_nothing_left, check_restorable
+from tidegate.testing.simulator.whole.versions import Changes
 from tidegate.testing.simulator.world import Faults, World
 
 _LIVENESS_MS: Final = 20_000
@@ -23,8 +31,12 @@ _LATE_MS: Final = 1_000
 """So long after the faults, nothing that was asleep or on its way comes any more: it would seem to be left over."""
 
 
-def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
-    """What happens in the run of this seed. Each kind of fault is absent from about half of the seeds."""
+def random_whole_scenario(
+    seed: int, dag: Dag | None = None, *, every_change: bool = False, set_backs: int | None = None
+) -> WholeScenario:
+    """What happens in the run of this seed. Each kind of fault is absent from about half of the seeds. `every_change`:
+    the pipeline is changed in every way, not in some. `set_backs`: how often it goes back, if not by chance; one that
+    does is not changed."""
     rng = random.Random(f"whole scenario {seed}")
 
     def sometimes(highest: float) -> float:
@@ -34,13 +46,15 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         return rng.randint(0, most) if rng.random() < 0.6 else 0
 
     chains = rng.choice((0.0, 0.6, 1.0))
+    chance = 0.2 if dag is None else 0.0  # one that is given stays as it is
     if dag is None:
         dag = random_lines(rng) if chains and rng.random() < 0.6 else random_dag(rng, reads_twice=0.2)
-    late: tuple[str, ...] = ()
-    chance = random.Random(f"late {seed}")
-    if chance.random() < 0.25:
-        dag, late = with_late_stages(dag, chance)
-    set_backs = chance.randint(1, 3) if chance.random() < 0.25 else 0
+    back = random.Random(f"back {seed}")
+    if set_backs is None:
+        set_backs = back.randint(1, 3) if back.random() < chance and not every_change else 0
+    changes = Changes()
+    if not set_backs:  # what is at a checkpoint of another version, and what tables show of it, is not known then
+        dag, changes = _changed(dag, random.Random(f"late {seed}"), 1.0 if every_change else chance)
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
         dag=dag,
@@ -84,8 +98,26 @@ def random_whole_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
         available_now=rng.choice((0.0, 0.0, 0.5)),
         chains=chains,
         set_backs=set_backs,
-        late=late,
+        changes=changes,
     )
+
+
+def _changed(dag: Dag, rng: random.Random, chance: float) -> tuple[Dag, Changes]:
+    """What becomes of a pipeline while it runs, and the DAG of all that it ever has. `chance`: of each kind."""
+    late: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    between: tuple[str, str] | None = None
+    renamed: list[str] = []
+    if rng.random() < chance:
+        dag, late = with_late_stages(dag, rng)
+    if rng.random() < chance:
+        dag, gone = with_early_stages(dag, rng, late)
+    if rng.random() < chance:
+        dag, between = with_stage_between(dag, rng, frozenset((*late, *gone)))
+    if rng.random() < chance:
+        stay = sorted(dag.stages.keys() - {*late, *gone, "between"})
+        renamed = rng.sample(stay, rng.randint(1, 2))
+    return dag, Changes(late, gone, between, {name: f"{name}_renamed" for name in renamed})
 
 
 def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: bool = False) -> Outcome:
@@ -110,7 +142,8 @@ def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: b
 
 def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     def shows_all() -> bool:
-        return cluster.refused is not None or cluster.checkers.exactly_once.shows_all(scenario.rows)
+        shows_all = cluster.is_changed and cluster.checkers.exactly_once.shows_all(scenario.rows)
+        return cluster.refused is not None or shows_all
 
     def is_at_rest() -> bool:
         is_checkpointed = len(cluster.checkers.completions) > before and not cluster.waits_for_answers

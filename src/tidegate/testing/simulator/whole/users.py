@@ -69,7 +69,7 @@ class SimulatedUser:
                     if self._request.full and not said.full:
                         raise SimulationFailure("Requests", f"{checkpoint_id} is no full one, as {self} wanted")
                     stages = cluster.stages_of[completed[checkpoint_id].generation]
-                    sinks = (each for each in cluster.dag.sinks if each in stages)
+                    sinks = (name for name, spec in stages.items() if spec.is_sink)
                     late = [sink for sink in sinks if cluster.epoch_of(sink) < said.epoch]
                     if late:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be shown by {late[0]}")
