@@ -396,7 +396,7 @@ OWN_DEFECTS: Final = (
         rewrite(
             Edit(
                 _last_with_rows,
-                "max([sealed.shown_through, *(each.batch for each in staged if each.rows)])",
+                "sealed.last_with_rows",
                 "sealed.shown_through",
             )
         ),

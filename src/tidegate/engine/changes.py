@@ -23,6 +23,7 @@ from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import Committable
 from tidegate.spark.definition import StageDefinition
+from tidegate.spark.snapshot import STATE_FOLDER
 from tidegate.storage.file_lists import SnapshotFiles, files_of
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageKind, StageShape, StageSnapshot
@@ -118,7 +119,7 @@ def keeps_state(files: Files, manifest: Manifest, stage: str) -> bool:
         return False
     if known is not None:
         return bool(known.operators)
-    return any(each.name.startswith("state/") for each in files_of(files, stage, snapshot.files))
+    return any(each.name.startswith(STATE_FOLDER) for each in files_of(files, stage, snapshot.files))
 
 
 class _Taking:

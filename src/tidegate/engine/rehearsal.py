@@ -24,14 +24,13 @@ import msgspec
 
 from tidegate.engine.chains import by_query
 from tidegate.engine.fitting import SparkFitting
+from tidegate.engine.foreseeing import bound_sinks
 from tidegate.engine.launching import rebuild_folders
 from tidegate.engine.pipeline import Pipeline
-from tidegate.engine.root import Root
+from tidegate.engine.root import Root, SeenRoot
 from tidegate.engine.stage.progress import Progress
-from tidegate.engine.tables import bound
 from tidegate.errors import DamagedCheckpoint, PipelineChanged, StageFailed, StoreUnavailable
 from tidegate.protocol.messages import SegmentFile
-from tidegate.sinks.contract import BoundSink, SinkPlace
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.definition import StageDefinition
@@ -84,7 +83,7 @@ def rehearse(
         pipeline.validated(),
         copy,
         session,
-        _sinks(pipeline, root, session),
+        bound_sinks(SeenRoot(root.files, pipeline.name), pipeline.validated(), session),
         is_set_by_user,
         lambda *_, **__: None,
     ) as fitting:
@@ -128,18 +127,6 @@ def _copied(root: InspectedRoot, base: Manifest, scratch: Files) -> Root:
         root.find(base.checkpoint_id)  # a run that is alive may have removed it
         raise
     return Root(scratch, root.pipeline, fsync=False, root_id=root.id)
-
-
-def _sinks(pipeline: Pipeline, root: InspectedRoot, session: SparkSession) -> dict[str, BoundSink]:
-    """To ask their tables; nothing is staged or created."""
-    return {
-        each.name: bound(
-            each.sink,
-            SinkPlace(pipeline.name, each.name, root.files.at(RootPaths.sink(each.name)), session, root.id),
-        )
-        for each in pipeline.validated()
-        if each.sink is not None
-    }
 
 
 class _Reached(Exception):

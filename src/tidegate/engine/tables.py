@@ -240,8 +240,4 @@ def _sealed(manifest: Manifest, sink: str) -> Committable | None:
 
 
 def _last_with_rows(sealed: Committable | None) -> int:
-    if sealed is None:
-        return -1
-    # Also what it has sealed itself: a table has shown it since, or will, and then what was staged of it is gone.
-    staged: list[Staged] = [*sealed.files, *sealed.batches]
-    return max([sealed.shown_through, *(each.batch for each in staged if each.rows)])
+    return -1 if sealed is None else sealed.last_with_rows

@@ -128,6 +128,13 @@ class Committable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     batches: tuple[StagedBatch, ...] = ()
     shown_through: int = -1
 
+    @property
+    def last_with_rows(self) -> int:
+        """The last batch with rows that it knows of, -1 if none. Also of what it has sealed itself: a table has shown
+        that since, or will, and then what was staged of it is gone."""
+        staged: list[Staged] = [*self.files, *self.batches]
+        return max([self.shown_through, *(each.batch for each in staged if each.rows)])
+
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 

@@ -51,11 +51,6 @@ def _sinks(root: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str, Rever
             yield name, sink_at(shape.table, place)
 
 
-def facts_of(table: TableAddress, place: SinkPlace) -> SinkFacts | None:
-    """What a table says of a sink; None: it cannot be asked from here."""
-    return _facts(sink_at(table, place))
-
-
 def _facts(sink: ReversibleSink | None) -> SinkFacts | None:
     try:
         return None if sink is None else sink.facts()

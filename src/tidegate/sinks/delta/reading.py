@@ -201,8 +201,7 @@ class _Versions:
         stage = self._manifest.stages.get(sink)
         if stage is None or stage.committable is None:
             return False
-        sealed = decode_committable(stage.committable)
-        return next_batch <= max([sealed.shown_through, *(each.batch for each in sealed.files if each.rows)])
+        return next_batch <= decode_committable(stage.committable).last_with_rows
 
     def set_back_before(self, version: int) -> int:
         """The version by which the table was last set back to an older checkpoint, or 0: only since then the records of

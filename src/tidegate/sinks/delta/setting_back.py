@@ -89,8 +89,7 @@ class Reversal:
         stage = self._to.stages.get(self._place.stage)
         if stage is None or stage.committable is None:
             return False
-        sealed = decode_committable(stage.committable)
-        return sealed.shown_through >= 0 or any(file.rows for file in sealed.files)
+        return decode_committable(stage.committable).last_with_rows >= 0
 
     def _target(self) -> TableAt:
         return table_at(self._sharing, self._sink.path, self._to)

@@ -26,7 +26,6 @@ from tidegate.sinks.contract import (
     Committable,
     SettingBack,
     SinkPlace,
-    Staged,
     StagedBatch,
     decode_committable,
 )
@@ -287,12 +286,10 @@ class _BoundTable:
         sealed = (
             Committable(-1) if stage is None or stage.committable is None else decode_committable(stage.committable)
         )
-        staged: list[Staged] = [*sealed.files, *sealed.batches]
-        through = max([sealed.shown_through, *(each.batch for each in staged if each.rows)])
         for number, version in reversed(list(enumerate(self._sink.versions(), start=1))):
             record = version.owners.get(self._place.owner, OwnerRecord())
             is_known = stage is not None or not record.next_batch
-            if is_known and record.epoch <= to.epoch and record.next_batch > through:
+            if is_known and record.epoch <= to.epoch and record.next_batch > sealed.last_with_rows:
                 return number, record
         raise CheckpointNotVisible(f"{self.describe()} has no version that shows epoch {to.epoch}")
 
