@@ -253,7 +253,9 @@ class Kept(Staging):
     def manifest(self, epoch: int) -> Any:
         shape = {"orders": StageShape("sink", (), "append", "", self.sink.table)}
         stages = {"orders": SimpleNamespace(committable=self.sealed[epoch].encode())}
-        return SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages)
+        return SimpleNamespace(
+            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages
+        )
 
     def keep_up(self, *retained: int, generation: int = 1) -> Upkeep | None:
         return self.sink.keep_up(generation, lambda: [self.manifest(each) for each in retained], Event())

@@ -278,7 +278,9 @@ class HealthyTable(RuleBasedStateMachine):
     def manifest(self, epoch: int, sealed: Committable) -> Any:
         shape = {"orders": StageShape("sink", (), "append", "", self.run.sink.table)}
         stages = {"orders": SimpleNamespace(committable=sealed.encode())}
-        return SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages)
+        return SimpleNamespace(
+            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages
+        )
 
     def shown_at(self, manifest: Any) -> Counter[Row] | None:
         """None: no version shows it that the log still has, and all files of."""

@@ -48,7 +48,9 @@ def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) ->
 
     def table_at(epoch: int) -> TableAt:
         sealed = SimpleNamespace(committable=Committable(epoch - 1).encode())
-        manifest: Any = SimpleNamespace(pipeline="shop", epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed})
+        manifest: Any = SimpleNamespace(
+            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed}
+        )
         return find_table_at(["orders"], sink.path, manifest)
 
     assert [table_at(epoch).version for epoch in (8, 9, 10, 11, 12)] == [8, 9, 10, 11, 12]
@@ -99,7 +101,13 @@ class SharedTable:
             name: StageShape("sink", (), "append", "", TableAddress("delta", str(path))) for name, path in paths.items()
         }
         manifest: Any = SimpleNamespace(
-            pipeline="shop", epoch=epoch, checkpoint_id=epoch, aligned=True, shape=shape, stages=stages
+            pipeline="shop",
+            epoch=epoch,
+            shown_epoch=epoch,
+            checkpoint_id=epoch,
+            aligned=True,
+            shape=shape,
+            stages=stages,
         )
         root: Any = SimpleNamespace(manifest=lambda _: manifest)
         record: Any = SimpleNamespace(checkpoint_id=epoch)

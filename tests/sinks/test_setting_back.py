@@ -172,6 +172,7 @@ def test_of_two_sinks_that_share_a_table_both_go_back_at_once(tmp_path: Path) ->
     to: Any = SimpleNamespace(
         pipeline="shop",
         epoch=4,
+        shown_epoch=4,
         checkpoint_id=4,
         shape={name: StageShape("sink", (), "append", "", TableAddress("delta", str(table.path))) for name in "ab"},
         stages={name: SimpleNamespace(committable=each.encode()) for name, each in sealed.items()},

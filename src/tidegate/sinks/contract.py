@@ -315,9 +315,10 @@ class CheckingSink(BoundSink, Protocol):
 
 
 class SettingBack(msgspec.Struct, frozen=True):
-    """What setting a table back to a checkpoint would do to it. Versions are None where the table has none.
+    """What bringing a table to a checkpoint would do to it. Versions are None where the table has none.
 
     `others`: what others have written to it since, each in words. `remains`: what cannot be undone, in words.
+    `is_anothers`: it belongs to another root, which could not write to it any more.
     """
 
     from_version: int | None = None
@@ -326,22 +327,53 @@ class SettingBack(msgspec.Struct, frozen=True):
     rows_added: int = 0
     others: tuple[str, ...] = ()
     remains: str | None = None
+    is_anothers: bool = False
 
 
 @runtime_checkable
 class ReversibleSink(BoundSink, Protocol):
     """A sink whose table can be set back to what it showed at a checkpoint, with the records that it had then."""
 
-    def look_back(self, to: Manifest) -> SettingBack:
+    def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:
         """What `set_back` would do. Raise `SinkFailed`, or `CheckpointNotVisible`, if it cannot. Changes nothing."""
         ...
 
-    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
         """In one step: show what was shown at the checkpoint, also of rows that were replaced since; remember the epoch
         and the batches of then, and this generation, which older ones are fenced by. Durable when it returns.
 
         It may come again for the same generation: then nothing is changed. A table that a sink had not written to yet
-        at the checkpoint, or that the pipeline did not have, shows nothing of it any more.
+        at the checkpoint, or that the pipeline did not have, shows nothing of it any more. `takes_over`: it becomes
+        this root's in the same step, whose ever it was; otherwise another root's is refused with `ForeignTable`. The
+        table knows the checkpoint by `to.shown_epoch`.
+        """
+        ...
+
+
+@runtime_checkable
+class CopyingSink(BoundSink, Protocol):
+    """A sink whose table can be made to show what another one of its kind shows at a checkpoint: a fork's, when it is
+    made, and the one that it was made from, when the fork takes its place.
+
+    What another table shows is known by the checkpoint's manifest, as for a sink that is set back; the records of all
+    sinks of the pipeline that write to it come along.
+    """
+
+    def look_at_copy(self, source: TableAddress, to: Manifest, *, since: int | None = None) -> SettingBack:
+        """What `show_copy` would do. Raise `SinkFailed`, or `CheckpointNotVisible`, if it cannot. Changes nothing.
+
+        `since`: what others have written to this table after that version of it is told. None: there must be no table,
+        or one that is empty.
+        """
+        ...
+
+    def show_copy(self, source: TableAddress, to: Manifest, generation: int) -> None:
+        """In one step: show what the other table shows at the checkpoint and nothing else, with its columns; remember
+        the epoch and the batches of there, this root, and this generation, which older ones are fenced by. Durable when
+        it returns. Create the table if there is none.
+
+        It may come again for the same generation: then nothing is changed. The other table stays as it is, and whatever
+        becomes of it later, its deletion too, takes no row from this one.
         """
         ...
 

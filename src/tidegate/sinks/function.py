@@ -65,6 +65,10 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def set_back_by(self, generation: int, epoch: int, next_batch: int) -> _Record:
         return _Record(min(self.epoch, epoch), min(self.next_batch, next_batch), generation, set_back=generation)
 
+    def taken_over_by(self, generation: int, epoch: int, next_batch: int) -> _Record:
+        """Another root has called the function up to there."""
+        return _Record(epoch, next_batch, generation, set_back=generation)
+
     def about_to_call(self, epoch: int, next_batch: int) -> _Record:
         return msgspec.structs.replace(self, calling=epoch, calling_next_batch=next_batch)
 
@@ -197,16 +201,17 @@ class BoundFunction:
             if self._records.follow(number, record.fenced_at(generation)):
                 return
 
-    def look_back(self, to: Manifest) -> SettingBack:
+    def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:  # noqa: ARG002 - it is no other's
         _, record = self._records.newest()
-        if record.epoch <= to.epoch:
+        if record.epoch <= to.shown_epoch:
             return SettingBack()
         return SettingBack(
             remains=f"{self.describe()} was called with epochs up to {record.epoch}, which is not undone: it is called "
             f"again, under other numbers, with what comes after {checkpoint_name(to.checkpoint_id)}"
         )
 
-    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:  # noqa: ARG002 - none write
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
+        del discards_others  # nobody else calls it
         stage = to.stages.get(self.place.stage)
         sealed = None if stage is None or stage.committable is None else decode_committable(stage.committable)
         while True:
@@ -215,8 +220,9 @@ class BoundFunction:
                 self._records.force(number)
                 return
             next_batch = 0 if sealed is None else sealed.through_batch + 1
-            epoch = 0 if sealed is None else to.epoch
-            if self._records.follow(number, record.set_back_by(generation, epoch, next_batch)):
+            epoch = 0 if sealed is None else to.shown_epoch
+            change = record.taken_over_by if takes_over else record.set_back_by
+            if self._records.follow(number, change(generation, epoch, next_batch)):
                 return
 
     def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:

@@ -18,8 +18,9 @@ from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Segment
 from tidegate.storage.file_lists import SnapshotFiles, check_inside
 
-FORMAT: Final = 3
-# The last one before: each manifest named all files of its snapshots itself.
+FORMAT: Final = 4
+# Those before: no manifest was brought from elsewhere; each named all files of its snapshots itself.
+_WITHOUT_ORIGIN: Final = 3
 _WITHOUT_LISTS: Final = 2
 
 StageKind = Literal["source", "stage", "sink"]
@@ -137,6 +138,14 @@ class StageShape(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     has_event_time: bool = False
 
 
+class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The checkpoint that one was brought from, into this root or within it: of which root, by its numbers there."""
+
+    root_id: str
+    checkpoint_id: int
+    epoch: int
+
+
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     pipeline: str
@@ -154,6 +163,13 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     stages: dict[str, StageSnapshot]
     chains: dict[str, tuple[str, ...]] = {}
     """Stages that ran as one query: by the last one, those before it, in order."""
+    origin: Origin | None = None
+    """None: it was taken here."""
+
+    @property
+    def shown_epoch(self) -> int:
+        """The epoch by which tables know what they show of it: that of where it was taken."""
+        return self.epoch if self.origin is None else self.origin.epoch
 
     def paths(self) -> Iterator[str]:
         """Every path that is taken from the root, or from a folder in it, to be read, linked to or deleted; but for
@@ -202,13 +218,13 @@ def decode_manifest(data: bytes, sha256: str, name: str) -> Manifest:
         raise DamagedCheckpoint(f"{name} is not the manifest that was decided: its checksum differs")
     try:
         found = _format_decoder.decode(data).format
-        if found not in (FORMAT, _WITHOUT_LISTS):
+        if not _WITHOUT_LISTS <= found <= FORMAT:
             raise ForeignRoot(
                 f"{name} is of another version of Tidegate: it has format {found}, this version reads formats "
-                f"{_WITHOUT_LISTS} and {FORMAT}. What to do: go on with the version that wrote it, or start the "
+                f"{_WITHOUT_LISTS} to {FORMAT}. What to do: go on with the version that wrote it, or start the "
                 f"pipeline on a new root with new tables"
             )
-        manifest: Manifest = _decoder.decode(data) if found == FORMAT else _without_lists(data)
+        manifest: Manifest = _without_lists(data) if found == _WITHOUT_LISTS else _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedCheckpoint(f"{name} cannot be read: {error}") from error
     check_inside(manifest.paths(), name)

@@ -205,12 +205,13 @@ class BoundDeltaTable:
 
     # -- going back -------------------------------------------------------------------------------
 
-    def look_back(self, to: Manifest) -> SettingBack:
-        return Reversal(self.sink, self.place, self._log, to).look()
+    def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:
+        return Reversal(self.sink, self.place, self._log, to, takes_over=takes_over).look()
 
-    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
+        reversal = Reversal(self.sink, self.place, self._log, to, takes_over=takes_over)
         with self.sink.turn:
-            Reversal(self.sink, self.place, self._log, to).apply(generation, discards_others=discards_others)
+            reversal.apply(generation, discards_others=discards_others)
 
     # -- upkeep -----------------------------------------------------------------------------------
 

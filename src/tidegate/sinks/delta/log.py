@@ -82,9 +82,9 @@ class TableLog:
         # Where transactions expire, Delta on Spark takes one without a time for an old one.
         return Transaction(self._name(kind, stage), value, time.time_ns() // 1_000_000)
 
-    def root_record(self) -> Transaction:
+    def root_record(self, stage: str | None = None) -> Transaction:
         """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
-        return self.record("root", _number(self._place.root))
+        return self.record("root", _number(self._place.root), stage)
 
     def _name(self, kind: Kind, stage: str | None = None) -> str:
         return f"{self.prefix}{stage or self._place.stage}/{kind}"
@@ -94,9 +94,13 @@ class TableLog:
         """How the names of all records of the pipeline begin."""
         return f"tidegate/{self._place.pipeline}/"
 
+    def is_anothers(self, table: deltalake.DeltaTable) -> bool:
+        """Whether the rows of this owner come from another root."""
+        return self.recorded(table, "root") not in (0, _number(self._place.root))
+
     def check_root(self, table: deltalake.DeltaTable) -> None:
-        """Refuse a table whose rows of this owner come from another root."""
-        if self.recorded(table, "root") not in (0, _number(self._place.root)):
+        """Refuse a table that is another's."""
+        if self.is_anothers(table):
             raise foreign_table(
                 self._described,
                 self._place,

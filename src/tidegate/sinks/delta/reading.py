@@ -190,7 +190,7 @@ class _Versions:
     def later(self, version: int) -> list[str]:
         """The sinks of which a version shows a later epoch."""
         table = self._at(version)
-        return [sink for sink in self._sinks if self._record(table, sink, "epoch") > self._manifest.epoch]
+        return [sink for sink in self._sinks if self._record(table, sink, "epoch") > self._manifest.shown_epoch]
 
     def hidden(self, version: int) -> list[str]:
         """The sinks of which a version lacks rows."""

@@ -29,7 +29,11 @@ if TYPE_CHECKING:
 class Reversal:
     """Of the table of one stage, to one checkpoint."""
 
-    def __init__(self, sink: DeltaTable, place: SinkPlace, log: TableLog, to: Manifest) -> None:
+    def __init__(
+        self, sink: DeltaTable, place: SinkPlace, log: TableLog, to: Manifest, *, takes_over: bool = False
+    ) -> None:
+        """`takes_over`: the table may be another root's, and is this one's then."""
+        self._takes_over = takes_over
         self._sink = sink
         self._place = place
         self._log = log
@@ -40,7 +44,7 @@ class Reversal:
         table = self._table()
         if table is None:
             return SettingBack()
-        self._log.check_root(table)
+        self._check_root(table)
         target = self._target()
         now, then = _rows_of(table), _rows_of(target.delta())
         return SettingBack(
@@ -49,6 +53,7 @@ class Reversal:
             sum(rows for path, rows in now.items() if path not in then),
             sum(rows for path, rows in then.items() if path not in now),
             tuple(self._others(table, target)),
+            is_anothers=self._log.is_anothers(table),
         )
 
     def apply(self, generation: int, *, discards_others: bool) -> None:
@@ -56,8 +61,9 @@ class Reversal:
             table = self._table()
             if table is None:
                 return
-            self._log.check_root(table)
-            if self._log.recorded(table, "set_back") >= generation:
+            self._check_root(table)
+            is_done = self._log.recorded(table, "set_back") >= generation and not self._log.is_anothers(table)
+            if is_done:
                 self._log.force(through=table.version())
                 return
             target = self._target()
@@ -76,6 +82,10 @@ class Reversal:
             if is_done:
                 return
         raise SinkFailed(f"{self._sink.describe()} could not be set back: {TRIES} attempts met another writer's")
+
+    def _check_root(self, table: deltalake.DeltaTable) -> None:
+        if not self._takes_over:
+            self._log.check_root(table)
 
     def _table(self) -> deltalake.DeltaTable | None:
         """None: there is none, and nothing is missing of it."""
@@ -102,8 +112,9 @@ class Reversal:
                 self._log.record("batch", self._log.recorded(then, "batch", stage), stage),
                 self._log.record("fence", generation, stage),
                 self._log.record("set_back", generation, stage),
+                self._log.root_record(stage),
             ]
-        return [*records, self._log.root_record()]
+        return records
 
     def _others(self, table: deltalake.DeltaTable, target: TableAt) -> Iterator[str]:
         """What others have changed since, each in words."""

@@ -262,19 +262,21 @@ class _BoundTable:
         self._sink.on_call("committed")
         return CommitAnswer.COMMITTED if is_new else CommitAnswer.ALREADY
 
-    def look_back(self, to: Manifest) -> SettingBack:
+    def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:  # noqa: ARG002 - it tells the same
         number, _ = self._then(to)
         return SettingBack(len(self._sink.versions()), number)
 
-    def set_back(self, to: Manifest, generation: int, *, discards_others: bool) -> None:  # noqa: ARG002 - none write
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
+        del discards_others  # nobody else writes
         self._sink.on_call("set_back")
 
         def back(record: OwnerRecord) -> Version | None:
-            self._refuse_another_root(record)
-            if record.set_back >= generation:
+            if not takes_over:
+                self._refuse_another_root(record)
+            if record.set_back >= generation and record.root == self._place.root:
                 return None
             number, then = self._then(to)
-            then = msgspec.structs.replace(then, root=record.root, fence=generation, set_back=generation)
+            then = msgspec.structs.replace(then, root=self._place.root, fence=generation, set_back=generation)
             return msgspec.structs.replace(self._version(then, generation=generation), shows=number)
 
         self._sink.change(self._place.owner, back)
@@ -289,7 +291,7 @@ class _BoundTable:
         for number, version in reversed(list(enumerate(self._sink.versions(), start=1))):
             record = version.owners.get(self._place.owner, OwnerRecord())
             is_known = stage is not None or not record.next_batch
-            if is_known and record.epoch <= to.epoch and record.next_batch > sealed.last_with_rows:
+            if is_known and record.epoch <= to.shown_epoch and record.next_batch > sealed.last_with_rows:
                 return number, record
         raise CheckpointNotVisible(f"{self.describe()} has no version that shows epoch {to.epoch}")
 
