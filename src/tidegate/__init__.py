@@ -10,9 +10,11 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.engine.forking import fork, promote
     from tidegate.engine.inspecting import state
     from tidegate.engine.pipeline import Pipeline
     from tidegate.engine.restoring import restore
+    from tidegate.engine.savepoints import savepoint
     from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
     from tidegate.sinks.delta.reading import read
     from tidegate.sinks.delta.table import DeltaTable
@@ -31,8 +33,11 @@ __all__ = [
     "Pipeline",
     "PostgresTable",
     "__version__",
+    "fork",
+    "promote",
     "read",
     "restore",
+    "savepoint",
     "state",
 ]
 
@@ -45,8 +50,11 @@ _HOMES: Final = {
     "Memory": "tidegate.sinks.function",
     "Pipeline": "tidegate.engine.pipeline",
     "PostgresTable": "tidegate.sinks.postgres.table",
+    "fork": "tidegate.engine.forking",
+    "promote": "tidegate.engine.forking",
     "read": "tidegate.sinks.delta.reading",
     "restore": "tidegate.engine.restoring",
+    "savepoint": "tidegate.engine.savepoints",
     "state": "tidegate.engine.inspecting",
 }
 

@@ -445,7 +445,7 @@ class DemoAnswer(_Answer, tag="demo", kw_only=True):
 
 
 class RestoredTable(msgspec.Struct, frozen=True, kw_only=True):
-    """A sink's table, and what restoring a checkpoint does to it."""
+    """A sink's table, and what restoring a checkpoint, forking or promoting does to it."""
 
     sink: Annotated[str, Meta(description="the stage that writes to it")]
     table: Table
@@ -457,6 +457,10 @@ class RestoredTable(msgspec.Struct, frozen=True, kw_only=True):
     remains: Annotated[str | None, Meta(description="what is not undone, for people; or null")] = None
     refused: Annotated[str | None, Meta(description="why it cannot be set back, for people; or null")] = None
     is_left: Annotated[bool, Meta(description="whether it is left as it is, as was asked for")] = False
+    copy_of: Annotated[str | None, Meta(description="the address of the table that it shows a copy of; or null")] = None
+    is_anothers: Annotated[
+        bool, Meta(description="whether it belongs to another root, which cannot write to it any more then")
+    ] = False
 
 
 class RestoreAnswer(_Answer, tag="restore", kw_only=True):
@@ -465,10 +469,80 @@ class RestoreAnswer(_Answer, tag="restore", kw_only=True):
     root: Root
     pipeline: PipelineName
     is_done: Annotated[bool, Meta(description="false: this is what would be done")]
-    checkpoint: Annotated[str, Meta(description="the one that the pipeline and its tables go to")]
-    newest: Annotated[str, Meta(description="the one that the pipeline stood at")]
+    checkpoint: Annotated[str, Meta(description="the one that the pipeline and its tables go to, or the savepoint")]
+    is_savepoint: Annotated[bool, Meta(description="whether that is a savepoint")]
+    newest: Annotated[str | None, Meta(description="the one that the pipeline stood at; null: the root is a new one")]
     dropped: Annotated[tuple[str, ...], Meta(description="the newer ones, which are left behind, oldest first")]
     tables: Annotated[tuple[RestoredTable, ...], Meta(description="of every sink")]
+
+
+class SavedTableAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A sink's table when a savepoint was made."""
+
+    table: Table
+    version: Annotated[int | None, Meta(description="of a Delta table, the one that showed it; null of others")]
+
+
+class SavepointAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """A savepoint."""
+
+    name: Annotated[str, Meta(description="that of its folder when it was made")]
+    folder: Annotated[str, Meta(description="where it is")]
+    pipeline: PipelineName
+    checkpoint: Annotated[str, Meta(description="the checkpoint that it was made from")]
+    triggered_at: Annotated[str, Meta(description="when that was begun")]
+    made_at: Annotated[str, Meta(description="when the savepoint was made")]
+    aligned: Annotated[bool, Meta(description="whether nothing was in flight")]
+    drained: Annotated[bool, Meta(description="whether the run has ended with it")]
+    size_bytes: Annotated[int, Meta(description="of all its files")]
+    tables: Annotated[dict[str, SavedTableAnswer], Meta(description="by the names of the sinks")]
+    damage: Annotated[str | None, Meta(description="what is wrong with it, for people; or null")] = None
+
+
+class SavepointMadeAnswer(_Answer, tag="savepoint", kw_only=True):
+    """`tidegate savepoint`."""
+
+    root: Root
+    savepoint: SavepointAnswer
+
+
+class SavepointsAnswer(_Answer, tag="savepoints", kw_only=True):
+    """`tidegate savepoints`."""
+
+    place: Annotated[str, Meta(description="the folder that was looked into")]
+    savepoints: Annotated[tuple[SavepointAnswer, ...], Meta(description="the oldest first")]
+
+
+class SavepointDeletedAnswer(_Answer, tag="savepoint_deleted", kw_only=True):
+    """`tidegate savepoint delete`."""
+
+    name: Annotated[str, Meta(description="of the savepoint that is gone")]
+    folder: Annotated[str, Meta(description="where it was")]
+
+
+class ForkAnswer(_Answer, tag="fork", kw_only=True):
+    """`tidegate fork`."""
+
+    root: Annotated[str, Meta(description="that of the fork")]
+    forked_root: Annotated[str, Meta(description="that of the pipeline which was forked")]
+    pipeline: PipelineName
+    made_from: Annotated[str, Meta(description="the checkpoint or savepoint")]
+    tables: Annotated[tuple[RestoredTable, ...], Meta(description="the fork's own")]
+    muted: Annotated[tuple[str, ...], Meta(description="sinks whose functions the fork does not call")]
+
+
+class PromoteAnswer(_Answer, tag="promote", kw_only=True):
+    """`tidegate promote`."""
+
+    root: Annotated[str, Meta(description="that of the fork")]
+    replaced_root: Annotated[str, Meta(description="that of the pipeline whose place it takes")]
+    pipeline: PipelineName
+    is_done: Annotated[bool, Meta(description="false: this is what would be done")]
+    checkpoint: Annotated[str, Meta(description="the fork's newest, which all tables show then")]
+    tables: Annotated[tuple[RestoredTable, ...], Meta(description="those that show what the fork's do")]
+    left: Annotated[
+        tuple[str, ...], Meta(description="sinks that the fork does not have: their tables stay as they are")
+    ]
 
 
 class ErrorAnswer(_Answer, tag="error", kw_only=True):
@@ -503,6 +577,11 @@ Answer = (
     | ReplayAnswer
     | DemoAnswer
     | RestoreAnswer
+    | SavepointMadeAnswer
+    | SavepointsAnswer
+    | SavepointDeletedAnswer
+    | ForkAnswer
+    | PromoteAnswer
     | ErrorAnswer
 )
 

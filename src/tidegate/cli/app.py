@@ -19,6 +19,7 @@ from tidegate.cli import (
     checkpoints,
     demo,
     diff,
+    fork,
     graph,
     inspect,
     interrupts,
@@ -26,6 +27,7 @@ from tidegate.cli import (
     requests,
     restore,
     run,
+    savepoint,
     simulate,
     speech,
     status,
@@ -80,6 +82,10 @@ app.command("stop")(requests.stop_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
 app.command("verify")(verify.verify_command)
 app.command("restore")(restore.restore_command)
+app.add_typer(savepoint.app, name="savepoint")
+app.command("savepoints")(savepoint.savepoints_command)
+app.command("fork")(fork.fork_command)
+app.command("promote")(fork.promote_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("diff")(diff.diff_command)
 app.command("graph")(graph.graph_command)

@@ -10,10 +10,13 @@ import traceback
 from contextlib import chdir
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.engine.pipeline import Pipeline
 from tidegate.errors import InvalidPipeline, TidegateError
+
+if TYPE_CHECKING:
+    from tidegate.sinks.contract import Sink
 
 _NO_SPARK_YET: Final = "SESSION_OR_CONTEXT_NOT_EXISTS"
 
@@ -41,6 +44,11 @@ def load_pipeline(file: Path, name: str | None, *, to_run: bool = False) -> Pipe
     if len(found) > 1:
         raise InvalidPipeline(f"{file} defines {len(found)} pipelines ({', '.join(found)}); name one with --pipeline")
     return next(iter(found.values()))
+
+
+def sinks_in(file: Path | None, name: str | None) -> dict[str, Sink]:
+    """The sinks of the pipeline that a file defines; none without a file."""
+    return {} if file is None else load_pipeline(file, name).sinks
 
 
 def _give_to_workers(module: ModuleType, file: Path) -> None:

@@ -42,6 +42,16 @@ def as_pairs(option: str, given: list[str], written: str, such_as: str) -> dict[
 
 
 PipelineFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="The Python file that defines it.")]
+PipelineFileIfAny = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        exists=True,
+        dir_okay=False,
+        help="The Python file that defines the pipeline, for tables that only it can reach (PostgreSQL).",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 PipelineName = Annotated[str | None, typer.Option(help="Which one, if the file defines several.")]
 Conf = Annotated[
     list[str],
@@ -72,6 +82,11 @@ def check_writable(option: str, path: Path) -> None:
         path.open("ab").close()
     except OSError as error:
         raise InvalidConfig(f"{option} {path} cannot be written: {error.strerror}") from error
+
+
+def refuse_to_ask(*, as_json: bool, is_answered: bool) -> None:
+    if as_json and not is_answered:
+        raise InvalidConfig("with --json nothing is asked: give --yes, or --dry-run to see what would be done")
 
 
 def parse_checkpoint(text: str) -> int:

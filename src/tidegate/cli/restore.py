@@ -7,33 +7,41 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from tidegate.cli.answers import RestoreAnswer, RestoredTable, Table
+from tidegate.cli.answers import RestoreAnswer
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import AsJson, RootFolder, complete_checkpoint, parse_checkpoint
+from tidegate.cli.load import sinks_in
+from tidegate.cli.options import (
+    AsJson,
+    PipelineFileIfAny,
+    PipelineName,
+    RootFolder,
+    Yes,
+    as_pairs,
+    complete_checkpoint,
+    refuse_to_ask,
+)
 from tidegate.cli.speech import say
-from tidegate.cli.text import as_time, console, plain_table
-from tidegate.errors import InvalidConfig
+from tidegate.cli.table_changes import as_answer, print_tables
+from tidegate.cli.text import as_time, console
 from tidegate.storage.inspection import InspectedRoot
 
 if TYPE_CHECKING:
     from tidegate.engine.restoring import Restoration
-    from tidegate.engine.setting_back import TableBack
 
 
 def restore_command(
     root: RootFolder,
     to: Annotated[
-        int,
+        str,
         typer.Option(
             "--to",
-            metavar="ID",
-            parser=parse_checkpoint,
+            metavar="ID|SAVEPOINT",
             autocompletion=complete_checkpoint,
-            help="A checkpoint that the root retains, such as ckpt-000042 or 42.",
+            help="A checkpoint that the root retains, such as 42 or ckpt-000042; or a savepoint, by name or folder.",
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     discard_others: Annotated[
         bool, typer.Option("--discard-others", help="Also lose what others have written to the tables since.")
     ] = False,
@@ -41,17 +49,26 @@ def restore_command(
         list[str] | None,
         typer.Option(metavar="SINK", help="Leave this sink's table as it is: you see to it. May be repeated."),
     ] = None,
+    table: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SINK=PATH", help="Where the table of a sink is now, if it was moved. May be repeated."),
+    ] = None,
+    file: PipelineFileIfAny = None,
+    pipeline: PipelineName = None,
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Although a run seems alive; that one is superseded.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring a pipeline and its tables back to a checkpoint, together.
+    """Bring a pipeline and its tables back to a checkpoint or a savepoint, together.
 
     First it tells what that means, and asks: which table goes back from which version to which, how many rows vanish,
     which checkpoints are left behind, what cannot be undone. A Delta table gets a new version that shows what it showed
     at the checkpoint; its history stays. The next run goes on from there. Until that has completed a checkpoint, the
     newer ones stay: restoring one of them undoes it.
+
+    A savepoint is copied into the root, which is made if there is none: so a pipeline moves to another machine. The
+    savepoint stays yours. The tables belong to that root then, and to no other.
 
     It is one decision. A crash in the middle is finished by the next run, or by the next restore.
 
@@ -60,17 +77,19 @@ def restore_command(
 
     Example: tidegate restore --root state/orders --to ckpt-000042 --dry-run
 
-    Example: tidegate restore --root state/orders --to ckpt-000042 --yes
+    Example: tidegate restore --root state/orders --to before-upgrade --yes
     """
     # They bring deltalake, which takes longer than all the rest.
-    from tidegate.engine.restoring import plan_restore, restore_root
+    from tidegate.engine.restoring import Restoring, restore_root, target_of
 
-    if as_json and not (yes or dry_run):
-        raise InvalidConfig("with --json nothing is asked: give --yes, or --dry-run to see what would be done")
-    left = leave or []
-    inspected = InspectedRoot(root)
+    refuse_to_ask(as_json=as_json, is_answered=yes or dry_run)
+    left, sinks = leave or [], sinks_in(file, pipeline)
+    tables = as_pairs("--table", table or [], "SINK=PATH", "revenue=/data/lake/revenue")
+    target = target_of(root, to)
+    if isinstance(target, int):
+        InspectedRoot(root)  # before a lock is made in a folder that is no root
     if dry_run:
-        plan = plan_restore(inspected, to, left)
+        plan = Restoring(root.absolute(), target, left, tables, sinks).plan()
         _tell(root, plan, as_json=as_json, is_done=False)
         if plan.refused is not None or (plan.others and not discard_others):
             raise typer.Exit(Exit.UNUSABLE_ROOT)
@@ -81,7 +100,16 @@ def restore_command(
             _print(plan, console())
         return yes or typer.confirm(f"restore {plan.checkpoint}?")
 
-    done = restore_root(root, to, discard_others=discard_others, leave=left, take_over=take_over, confirm=confirm)
+    done = restore_root(
+        root,
+        target,
+        discard_others=discard_others,
+        leave=left,
+        tables=tables,
+        sinks=sinks,
+        take_over=take_over,
+        confirm=confirm,
+    )
     if done is None:
         typer.echo("nothing was changed")
         raise typer.Exit(Exit.FAILED)
@@ -101,65 +129,28 @@ def _tell(root: object, plan: Restoration, *, as_json: bool, is_done: bool) -> N
             pipeline=plan.pipeline,
             is_done=is_done,
             checkpoint=plan.checkpoint,
+            is_savepoint=plan.is_savepoint,
             newest=plan.newest,
             dropped=plan.dropped,
-            tables=tuple(map(_as_answer, plan.tables)),
+            tables=tuple(map(as_answer, plan.tables)),
         )
     )
 
 
-def _as_answer(each: TableBack) -> RestoredTable:
-    return RestoredTable(
-        sink=each.sink,
-        table=Table(each.table.kind, each.table.address),
-        from_version=each.change.from_version,
-        to_version=each.change.to_version,
-        rows_removed=each.change.rows_removed,
-        rows_added=each.change.rows_added,
-        others=each.change.others,
-        remains=each.change.remains,
-        refused=each.refused,
-        is_left=each.is_left,
-    )
-
-
 def _print(plan: Restoration, out: Console) -> None:
-    way = "stays at" if plan.newest == plan.checkpoint else f"goes from {plan.newest} to"
+    way = f"goes from {plan.newest} to" if plan.newest is not None else "starts on a new root from"
+    if plan.newest == plan.checkpoint:
+        way = "stays at"
+    name = f"savepoint {plan.checkpoint}" if plan.is_savepoint else plan.checkpoint
     unaligned = "" if plan.aligned else ", unaligned: at it one table may be ahead of another"
     out.print(
-        f"pipeline {plan.pipeline} {way} {plan.checkpoint} (of {as_time(plan.triggered_at)} UTC{unaligned})",
+        f"pipeline {plan.pipeline} {way} {name} (of {as_time(plan.triggered_at)} UTC{unaligned})",
         markup=False,
     )
-    table = plain_table(["sink", "table"], ["version", "rows"])
-    for each in plan.tables:
-        table.add_row(each.sink, each.table.address, _versions(each), _rows(each))
-    out.print(table)
-    for each in plan.tables:
-        if each.refused is not None:
-            out.print(f"sink {each.sink}: {each.refused}", markup=False, soft_wrap=True)
-        if each.change.remains is not None:
-            out.print(f"sink {each.sink}: {each.change.remains}", markup=False, soft_wrap=True)
-        for other in each.change.others:
-            out.print(f"written to {each.table.address} by others since: {other}", markup=False, soft_wrap=True)
+    print_tables(plan.tables, out)
     if plan.dropped:
         out.print(
             f"left behind: {', '.join(plan.dropped)}; they stay until the next run has completed a checkpoint",
             markup=False,
             soft_wrap=True,
         )
-
-
-def _versions(each: TableBack) -> str:
-    if each.is_left:
-        return "left as it is"
-    if each.change.from_version is None:
-        return "-"
-    if each.change.from_version == each.change.to_version:
-        return f"{each.change.to_version} stays"
-    return f"{each.change.from_version} → {each.change.to_version}"
-
-
-def _rows(each: TableBack) -> str:
-    removed, added = each.change.rows_removed, each.change.rows_added
-    said = [f"-{removed:,}"] if removed else []
-    return " ".join([*said, *([f"+{added:,}"] if added else [])]) or "as they are"

@@ -29,6 +29,7 @@ class Step(enum.Enum):
     SINK_COMMITTED = "sink_committed"
     ALL_SINKS_COMMITTED = "all_sinks_committed"
     CLEANED_UP = "cleaned_up"
+    CHECKPOINT_BROUGHT = "checkpoint_brought"
     TABLE_SET_BACK = "table_set_back"
     SOURCE_PAUSED = "source_paused"
     SOURCE_GOES_ON = "source_goes_on"
@@ -36,8 +37,8 @@ class Step(enum.Enum):
 
 UNDER_BACKPRESSURE: Final = frozenset({Step.SOURCE_PAUSED, Step.SOURCE_GOES_ON})
 """Steps that a run may never come to."""
-WHEN_SET_BACK: Final = frozenset({Step.TABLE_SET_BACK})
-"""Steps of `tidegate restore`, and of a run that finishes one."""
+WHEN_SET_BACK: Final = frozenset({Step.CHECKPOINT_BROUGHT, Step.TABLE_SET_BACK})
+"""Steps of `tidegate restore`, `fork` and `promote`, and of a run that finishes one."""
 
 
 _times: Counter[str] = Counter()

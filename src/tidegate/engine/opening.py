@@ -9,15 +9,16 @@ from typing import Protocol
 
 import msgspec
 
+from tidegate.engine.bringing import Bringing
 from tidegate.engine.carrier import Clock, Handlers, Now, carry_out
 from tidegate.engine.leading import deciding
 from tidegate.engine.root import Root, SeenRoot, check_staged
-from tidegate.engine.setting_back import PipelineTables, manifest_to_set_back_to
+from tidegate.engine.setting_back import PipelineTables, known_tables, manifest_to_set_back_to
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, TidegateError
 from tidegate.flows import requests
-from tidegate.flows.opening import Judgement, Opened, Opening
+from tidegate.flows.opening import Above, Judgement, Opened, Opening, set_tables_back
 from tidegate.flows.requests import Patience
-from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
+from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog, GenerationOpened
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Refuse, Restore, SinkFacts, in_words
 from tidegate.sinks.contract import BoundSink
@@ -101,13 +102,34 @@ class RootOpening:
         flow = self._flow.set_back(checkpoint_id, discards_others=discards_others, left=left)
         carry_out(flow, self._handlers(None), self._clock)
 
+    def bring(
+        self, bringing: Bringing, above: Above, *, discards_others: bool = False, left: tuple[str, ...] = ()
+    ) -> GenerationOpened:
+        """Decide that the pipeline and its tables go to a checkpoint from elsewhere, and see to it."""
+        handlers: Handlers = {
+            **self._handlers(None),
+            requests.Bring: lambda request: lambda: bringing.store(self._root.store, request),
+        }
+        return carry_out(self._flow.bring(above, discards_others=discards_others, left=left), handlers, self._clock)
+
+    def finish(self) -> None:
+        """See to it that every table is where the log says, if that may not be done yet."""
+        log = self._root.decisions.read()
+        if (decided := log.setting_back) is not None:
+            flow = set_tables_back(self._flow.store, log, decided)
+            carry_out(flow, self._handlers(None), self._clock)
+
     def _set_tables_back(self, request: requests.SetTablesBack) -> None:
         log, root = self._root.decisions.read(), self._root
         to = manifest_to_set_back_to(root.store, log, request.checkpoint.checkpoint_id)
         if self._only_looks:
             self._check_set_back(to)
             return
-        PipelineTables(root.store, root.pipeline, root.id, log, self._sinks).set_back(to, request.decided)
+        PipelineTables(root.store, root.pipeline, root.id, known_tables(root.store, log), self._sinks).set_back(
+            to, request.decided
+        )
+        if request.decided.brings is not None and request.decided.brings.ends_fork:
+            root.store.delete([RootPaths.FORK])
 
     def _check_set_back(self, to: Manifest) -> None:
         """Refuse where that is yet to be done: what comes of it cannot be told before."""

@@ -136,6 +136,11 @@ class Pipeline:
             )
         self._stages[stage.name] = stage
 
+    @property
+    def sinks(self) -> dict[str, Sink]:
+        """Its tables and functions, by the names of their stages."""
+        return {name: stage.sink for name, stage in self._stages.items() if stage.sink is not None}
+
     def with_stages(self, replace: Callable[[StageDefinition], StageDefinition]) -> Pipeline:
         """The same pipeline with another definition of each stage. This one stays as it is."""
         other = copy.copy(self)

@@ -19,6 +19,7 @@ from tidegate.engine.chains import chains_of
 from tidegate.engine.changes import StageChange, TableChange
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.foreseeing import bound_sinks, check_foreseen
+from tidegate.engine.forks import as_run_on
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
@@ -82,7 +83,7 @@ def preview(
     try:
         settings = settings_of(options)
         check_settings(settings.conf, spark)
-        definitions = pipeline.validated()
+        definitions = as_run_on(pipeline, Folder(folder)).validated()
         settings.check_effect_on(definitions)
         looking = _Looking(pipeline, definitions, SeenRoot(Folder(folder), pipeline.name), settings, on_step)
         looking.look(found, scratch, spark)

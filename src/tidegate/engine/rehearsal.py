@@ -25,6 +25,7 @@ import msgspec
 from tidegate.engine.chains import by_query
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.foreseeing import bound_sinks
+from tidegate.engine.forks import as_run_on
 from tidegate.engine.launching import rebuild_folders
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.root import Root, SeenRoot
@@ -79,11 +80,12 @@ def rehearse(
     log = root.log()
     number = log.next_generation
     copy = _copied(root, base, scratch)
+    definitions = as_run_on(pipeline, root.files).validated()
     with SparkFitting(
-        pipeline.validated(),
+        definitions,
         copy,
         session,
-        bound_sinks(SeenRoot(root.files, pipeline.name), pipeline.validated(), session),
+        bound_sinks(SeenRoot(root.files, pipeline.name), definitions, session),
         is_set_by_user,
         lambda *_, **__: None,
     ) as fitting:

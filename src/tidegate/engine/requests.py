@@ -46,6 +46,10 @@ class CancelCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
 class StopRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stop"):
     """That the run ends, after a last checkpoint."""
 
+    full: bool = False
+    drain: bool = False
+    close_windows: bool = False
+
 
 Request = TakeCheckpoint | CancelCheckpoint | StopRun
 
@@ -193,9 +197,11 @@ def ask_to_cancel(paths: RootPaths, files: Files, timeout_s: float) -> Answer:
     return answer
 
 
-def ask_to_stop(paths: RootPaths, files: Files, timeout_s: float, *, is_awaited: bool = True) -> str | None:
+def ask_to_stop(
+    paths: RootPaths, files: Files, timeout_s: float, *, is_awaited: bool = True, request: StopRun | None = None
+) -> str | None:
     """Ask the run to end after a last checkpoint. Returns why it has ended; None, where that is not waited for."""
-    with Asked(paths, files, StopRun(), "stop", timeout_s) as asked:
+    with Asked(paths, files, request or StopRun(), "stop", timeout_s) as asked:
         answer = asked.answer(is_heard_enough=not is_awaited)
         if answer is not None and answer.outcome == "refused":
             raise RequestFailed(f"the run was not stopped: {answer.why}")

@@ -27,6 +27,8 @@ from tidegate.engine.ending import Ending
 from tidegate.engine.feeding import Feed, Feeding
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.foreseeing import bound_sinks, check_foreseen
+from tidegate.engine.forking import finish_pending
+from tidegate.engine.forks import as_run_on
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
@@ -113,12 +115,13 @@ def run_pipeline(
     """
     settings = settings_of(options)
     check_settings(settings.conf, spark)
-    definitions = pipeline.validated()
-    settings.check_effect_on(definitions)
+    settings.check_effect_on(pipeline.validated())
     folder = root_folder(root)
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
+        finish_pending(root_of_run, pipeline.sinks)
+        definitions = as_run_on(pipeline, root_of_run.store).validated()
         files = root_of_run.store.at("", durable=False)
         with Remote(files, pipeline.name, lock, on_stop=stopping.ask) as remote:
             conf = in_place(settings.conf)

@@ -15,12 +15,14 @@ import msgspec
 from tidegate.errors import DamagedLog, Superseded, UnknownCheckpoint
 from tidegate.flows.requests import (
     Asker,
+    Bring,
     Examine,
     Fence,
     Fit,
     HasLeftovers,
     Host,
     LargestMarked,
+    Mark,
     Patience,
     ReadLog,
     ReadSinks,
@@ -40,6 +42,13 @@ class Opened(msgspec.Struct, frozen=True):
     log: DecisionLog
     base: CheckpointCompleted | None
     largest_id: int
+
+
+class Above(msgspec.Struct, frozen=True):
+    """The largest numbers that are in use elsewhere: no checkpoint and no generation here may have one of these."""
+
+    checkpoint_id: int = 0
+    generation: int = 0
 
 
 class Judgement(msgspec.Struct, frozen=True):
@@ -64,7 +73,7 @@ class Opening:
 
     def __init__(self, host: Host, claimant: str, patience: Patience) -> None:
         self._claimant = claimant
-        self._store = Asker(host, patience)
+        self.store = Asker(host, patience)
         self.health: dict[int, str | None] = {}
         """What was found of the checkpoints that recovery had to look at: the damage, None if whole."""
 
@@ -78,11 +87,11 @@ class Opening:
             if not await Fit(log, base, judgement.skipped):
                 continue
             proposed = log.opening(self._claimant, None if base is None else base.checkpoint_id)
-            answer, log = await self._store.claim(proposed)
+            answer, log = await self.store.claim(proposed)
             if answer is ClaimAnswer.SUPERSEDED:
                 raise Superseded(proposed.generation, log.generation)
             if answer is ClaimAnswer.WON:
-                largest = await self._store.insist(LargestMarked())
+                largest = await self.store.insist(LargestMarked())
                 return Opened(proposed.generation, self._claimant, log, base, largest)
 
     async def recover(self, *, may_change: bool = True) -> Judgement:
@@ -91,16 +100,16 @@ class Opening:
         health.clear()
         set_back = 0
         while True:
-            sinks = await self._store.insist(ReadSinks())
-            log = await self._store.insist(ReadLog())
+            sinks = await self.store.insist(ReadSinks())
+            log = await self.store.insist(ReadLog())
             has_leftovers = await self._has_leftovers(log)
             decision = recover(Facts(log, sinks, health, has_leftovers=has_leftovers, set_back=set_back))
             if isinstance(decision, recovery.Examine):
                 await self._examine(log, decision.checkpoint_id, health)
             elif isinstance(decision, FenceSinks) and may_change:
-                await self._store.insist(Fence(decision.generation))
+                await self.store.insist(Fence(decision.generation))
             elif isinstance(decision, recovery.SetTablesBack) and may_change:
-                await set_tables_back(self._store, log, decision.decided)
+                await set_tables_back(self.store, log, decision.decided)
                 set_back = decision.decided.generation
             else:
                 return Judgement(log, decision, health)
@@ -114,24 +123,56 @@ class Opening:
         first, `UnknownCheckpoint` if the log does not retain it any more.
         """
         while True:
-            log = await self._store.insist(ReadLog())
+            log = await self.store.insist(ReadLog())
             if checkpoint_id not in log.retained:
                 raise UnknownCheckpoint(f"{checkpoint_name(checkpoint_id)} is not retained any more")
             proposed = log.opening(
                 self._claimant, checkpoint_id, sets_back=True, discards_others=discards_others, left=left
             )
-            answer, log = await self._store.claim(proposed)
-            if answer is ClaimAnswer.SUPERSEDED:
-                raise Superseded(proposed.generation, log.generation)
-            if answer is ClaimAnswer.WON:
-                await set_tables_back(self._store, log, proposed)
+            if await self._decided(proposed):
                 return proposed
+
+    async def bring(
+        self, above: Above, *, discards_others: bool = False, left: tuple[str, ...] = ()
+    ) -> GenerationOpened:
+        """Decide that the pipeline and its tables go to a checkpoint from elsewhere, and see to it.
+
+        Its id is marked before anything is stored by its name, and everything is stored before it is decided. `above`:
+        numbers that are in use where it comes from, and in the tables. Raises `Superseded` if another run was first.
+        """
+        while True:
+            log = await self.store.insist(ReadLog())
+            largest = await self.store.insist(LargestMarked())
+            checkpoint_id = max(largest, log.last_checkpoint_id, log.last_epoch, above.checkpoint_id) + 1
+            await self.store.insist(Mark(checkpoint_id))
+            generation = max(log.next_generation, above.generation + 1)
+            brought = await self.store.insist(Bring(generation, checkpoint_id))
+            proposed = log.opening(
+                self._claimant,
+                checkpoint_id,
+                sets_back=True,
+                discards_others=discards_others,
+                left=left,
+                brings=brought,
+                generation=generation,
+            )
+            if await self._decided(proposed):
+                return proposed
+
+    async def _decided(self, proposed: GenerationOpened) -> bool:
+        """Claim what sets tables back, and see to it. False: all is to be looked at again."""
+        answer, log = await self.store.claim(proposed)
+        if answer is ClaimAnswer.SUPERSEDED:
+            raise Superseded(proposed.generation, log.generation)
+        if answer is ClaimAnswer.WON:
+            await set_tables_back(self.store, log, proposed)
+        return answer is ClaimAnswer.WON
 
     async def _has_leftovers(self, log: DecisionLog) -> bool:
         """Whether there is something that no log tells of. Of what another run writes the log tells by then."""
-        if len(log) or not await self._store.insist(HasLeftovers()):
+        if len(log) or not await self.store.insist(HasLeftovers()):
             return False
-        log = await self._store.insist(ReadLog())
+        log = await self.store.insist(ReadLog())
         return not len(log)
 
     async def _examine(self, log: DecisionLog, checkpoint_id: int, health: dict[int, str | None]) -> None:
@@ -139,8 +180,8 @@ class Opening:
         if record is None:
             damage: str | None = "its record is gone"
         else:
-            damage = await self._store.insist(Examine(record))
-        if damage is None or (await self._store.insist(ReadLog())).next_slot == log.next_slot:
+            damage = await self.store.insist(Examine(record))
+        if damage is None or (await self.store.insist(ReadLog())).next_slot == log.next_slot:
             health[checkpoint_id] = damage
 
 

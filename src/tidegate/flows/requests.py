@@ -17,6 +17,7 @@ from tidegate.protocol.aligner import Cut, InFlight
 from tidegate.protocol.commit import CommitPermit, RetryPause
 from tidegate.protocol.coordinator import Checkpoint, StageReport
 from tidegate.protocol.decision_log import (
+    Brought,
     CheckpointCompleted,
     ClaimAnswer,
     Decision,
@@ -118,6 +119,13 @@ class SetTablesBack(Request[None], frozen=True):
 
     checkpoint: CheckpointCompleted
     decided: GenerationOpened
+
+
+class Bring(Request[Brought], frozen=True):
+    """Store a checkpoint from elsewhere under these numbers, durably. What a try before has stored of it is as good."""
+
+    generation: int
+    checkpoint_id: int
 
 
 class StartOrder(msgspec.Struct, frozen=True):

@@ -9,7 +9,8 @@ Guarantees, checked when a record is proposed and when it is read:
 - Checkpoint ids and epochs only grow, over all generations and lineages.
 - A generation is opened from a checkpoint that is retained; from nothing only if none is. One that sets tables back to
   an older checkpoint is a decision like any other: it is in the log before the first table changes, so whoever comes
-  next finishes it.
+  next finishes it. So is one that *brings* a checkpoint from elsewhere (a savepoint, another root, or this one for
+  other tables): it completes that checkpoint by the very record that opens a generation from it.
 - Each record says which checkpoints are *retained* after it, all of one lineage. Only what no record retains may be
   deleted, and a run deletes only by records that it knows to be in the log. So whatever an old run still deletes, a
   newer generation cannot be built on it.
@@ -36,11 +37,38 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import Final, TypeGuard
+from typing import Final
 
 import msgspec
 
 from tidegate.errors import DamagedLog, InvariantViolation, Superseded
+
+
+class Copied(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That a sink's table is to show what another one does. `source`: the address of that. `replaces`: whatever it
+    shows itself; else it is yet to be made. `since`: the version of it that none but the pipeline may have followed by
+    others; None: that is not known, or does not matter."""
+
+    source: str
+    replaces: bool = False
+    since: int | None = None
+
+
+class Brought(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint that was not taken by a run on this root, under numbers of its own.
+
+    `copies`: the sinks whose tables are not set back to it, but show a copy of others. `ends_fork`: from then on the
+    pipeline is no fork any more, and writes to the tables that it was forked from.
+    """
+
+    checkpoint_id: int
+    epoch: int
+    manifest: str
+    manifest_sha256: str
+    aligned: bool
+    at_ms: int = 0
+    copies: dict[str, Copied] = {}
+    ends_fork: bool = False
 
 
 class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", forbid_unknown_fields=True):
@@ -49,6 +77,8 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     `skipped`: how many slots right before it hold records that were never decided. `sets_back`: it was opened to bring
     the tables back to its base, or forward: nothing else is done in it, and nobody goes on before that is done.
     `discards_others`: also what others have written to them since. `left`: sinks whose tables are left as they are.
+    `brings`: the base is none that was retained before; its generation may be larger than the next, because tables may
+    know larger ones.
     """
 
     slot: int
@@ -61,6 +91,7 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     sets_back: bool = False
     discards_others: bool = False
     left: tuple[str, ...] = ()
+    brings: Brought | None = None
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
@@ -169,8 +200,9 @@ class DecisionLog:
         if not 1 <= log_start <= last:
             raise DamagedLog(f"slot {last} of the decision log starts the log at slot {log_start}")
         for record in by_slot.values():
-            if record.slot < log_start and _is_of(record, by_slot[last].retained):
-                self._completed[record.checkpoint_id] = record
+            completion = _completion_in(record)
+            if record.slot < log_start and completion and completion.checkpoint_id in by_slot[last].retained:
+                self._completed[completion.checkpoint_id] = completion
         # Whatever lies there, as below the start.
         skipped = {slot for record in by_slot.values() for slot in _skipped_by(record)}
         for slot in range(log_start, last + 1):
@@ -192,11 +224,12 @@ class DecisionLog:
         self._check_follows(record)
         self._records.append(record)
         self._undecided = 0
-        if isinstance(record, CheckpointCompleted):
+        completion = _completion_in(record)
+        if completion is not None:
             # Another one, because the thread that cleans up may be looking through this one.
-            self._completed = {**self._completed, record.checkpoint_id: record}
-            self._newest = self._last_completed = record
-        else:
+            self._completed = {**self._completed, completion.checkpoint_id: completion}
+            self._newest = self._last_completed = completion
+        elif isinstance(record, GenerationOpened):
             self._newest = None if record.base is None else self._completed.get(record.base)
         self._trim(record)
 
@@ -301,19 +334,23 @@ class DecisionLog:
         sets_back: bool = False,
         discards_others: bool = False,
         left: tuple[str, ...] = (),
+        brings: Brought | None = None,
+        generation: int = 0,
     ) -> GenerationOpened:
-        """The record that opens the next generation."""
+        """The record that opens the next generation. `generation`: the number that one which brings a checkpoint has at
+        least."""
         proposed = GenerationOpened(
             self.next_slot,
             claimant,
-            self.next_generation,
+            max(self.next_generation, generation),
             base,
-            self.retained,
+            self.retained if brings is None else (*self.retained, brings.checkpoint_id),
             self.first_slot,
             self._undecided,
             sets_back,
             discards_others,
             left,
+            brings,
         )
         self._check_follows(proposed)
         return proposed
@@ -391,25 +428,41 @@ class DecisionLog:
         return None
 
     def _wrong_opening(self, record: GenerationOpened) -> str | None:
-        if record.skipped < 0 or record.generation != self.generation + record.skipped + 1:
+        expected = self.generation + record.skipped + 1
+        if record.skipped < 0 or record.generation < expected or (record.generation > expected and not record.brings):
             return f"generation {record.generation} follows generation {self.generation}"
-        if record.retained != self.retained:
+        if record.brings is not None and (wrong := self._wrong_bringing(record, record.brings)) is not None:
+            return wrong
+        brought = () if record.brings is None else (record.brings.checkpoint_id,)
+        if record.retained != (*self.retained, *brought):
             return "opening a generation changes what is retained"
         if record.base is None and self.retained:
             return "it starts from nothing although checkpoints are retained"
-        if record.base is not None and record.base not in self.retained:
+        if record.base is not None and record.base not in record.retained:
             return f"it restores checkpoint {record.base}, which is not retained"
         if record.base is None and record.sets_back:
             return "it sets tables back to no checkpoint"
         return None
 
-    def _wrong_completion(self, record: CheckpointCompleted) -> str | None:
-        if record.generation != self.generation or not self._records:
-            return f"generation {record.generation} is not open (generation {self.generation} is)"
+    def _wrong_bringing(self, record: GenerationOpened, brought: Brought) -> str | None:
+        if record.base != brought.checkpoint_id:
+            return f"it brings checkpoint {brought.checkpoint_id}, but opens from {record.base}"
+        if not record.sets_back:
+            return "it brings a checkpoint and leaves the tables where they were"
+        return self._wrong_numbers(brought)
+
+    def _wrong_numbers(self, record: CheckpointCompleted | Brought) -> str | None:
         if record.checkpoint_id <= self.last_checkpoint_id:
             return f"checkpoint {record.checkpoint_id} comes after {self.last_checkpoint_id}"
         if record.epoch <= self.last_epoch:
             return f"epoch {record.epoch} comes after {self.last_epoch}"
+        return None
+
+    def _wrong_completion(self, record: CheckpointCompleted) -> str | None:
+        if record.generation != self.generation or not self._records:
+            return f"generation {record.generation} is not open (generation {self.generation} is)"
+        if (wrong := self._wrong_numbers(record)) is not None:
+            return wrong
         if record.checkpoint_id not in record.retained:
             return "it does not retain itself"
         older = set(record.retained) - {record.checkpoint_id}
@@ -423,9 +476,26 @@ class DecisionLog:
         return None
 
 
-def _is_of(record: Decision, retained: Collection[int]) -> TypeGuard[CheckpointCompleted]:
-    """Whether it is the record of one of these checkpoints: of each there is but one, for its id is used once."""
-    return isinstance(record, CheckpointCompleted) and record.checkpoint_id in retained
+def _completion_in(record: Decision) -> CheckpointCompleted | None:
+    """The checkpoint that a record completes: of each there is but one, for its id is used once. One that is brought
+    descends from none of this root."""
+    if isinstance(record, CheckpointCompleted) or record.brings is None:
+        return record if isinstance(record, CheckpointCompleted) else None
+    brought = record.brings
+    return CheckpointCompleted(
+        record.slot,
+        record.claimant,
+        record.generation,
+        brought.checkpoint_id,
+        brought.epoch,
+        None,
+        brought.manifest,
+        brought.manifest_sha256,
+        brought.aligned,
+        (brought.checkpoint_id,),
+        record.log_start,
+        at_ms=brought.at_ms,
+    )
 
 
 def _skipped_by(record: Decision) -> range:

@@ -25,11 +25,12 @@ from tidegate.protocol.names import checkpoint_name
 
 class SinkFacts(msgspec.Struct, frozen=True):
     """A sink's own record: its last committed epoch (0: none), the generation that it is fenced at, and the batch after
-    the last one that it shows."""
+    the last one that it shows. `is_anothers`: it is known to be of another root."""
 
     committed_epoch: int = 0
     fence: int = 0
     next_batch: int = 0
+    is_anothers: bool = False
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -154,6 +155,13 @@ def _without_log(facts: Facts) -> RecoveryDecision:
 def _behind_the_sinks(facts: Facts) -> Refuse | None:
     known = 0 if facts.log.newest is None else facts.log.newest.epoch
     for name, sink in facts.sinks.items():
+        if sink.committed_epoch > known and sink.is_anothers:
+            return Refuse(
+                f"sink {name!r} belongs to another root of this pipeline, which has come further: a fork was promoted, "
+                f"or a savepoint was restored there",
+                "run the pipeline on that root; or bring the tables back to this one with a savepoint of it: "
+                "`tidegate restore --to SAVEPOINT`",
+            )
         if sink.committed_epoch > known:
             torn = "".join(f", and its slot {slot} is empty or torn" for slot in facts.log.undecided)
             return Refuse(

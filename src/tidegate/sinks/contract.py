@@ -184,6 +184,15 @@ class SinkWithPath(Sink, Protocol):
 
 
 @runtime_checkable
+class MovableSink(Sink, Protocol):
+    """A sink that can write to another table of its kind: that of a fork."""
+
+    def at(self, address: str) -> Self:
+        """The same sink for a table at another address, which is one as `table` says it."""
+        ...
+
+
+@runtime_checkable
 class OrderedSink(Sink, Protocol):
     """A sink that knows whether rows must come to it in order."""
 
@@ -359,21 +368,26 @@ class CopyingSink(BoundSink, Protocol):
     sinks of the pipeline that write to it come along.
     """
 
-    def look_at_copy(self, source: TableAddress, to: Manifest, *, since: int | None = None) -> SettingBack:
+    def look_at_copy(
+        self, source: TableAddress, to: Manifest, *, replaces: bool, since: int | None = None
+    ) -> SettingBack:
         """What `show_copy` would do. Raise `SinkFailed`, or `CheckpointNotVisible`, if it cannot. Changes nothing.
 
-        `since`: what others have written to this table after that version of it is told. None: there must be no table,
-        or one that is empty.
+        `since`: what others have written to this table after that version of it is told.
         """
         ...
 
-    def show_copy(self, source: TableAddress, to: Manifest, generation: int) -> None:
+    def show_copy(
+        self, source: TableAddress, to: Manifest, generation: int, *, replaces: bool, since: int | None = None
+    ) -> None:
         """In one step: show what the other table shows at the checkpoint and nothing else, with its columns; remember
         the epoch and the batches of there, this root, and this generation, which older ones are fenced by. Durable when
-        it returns. Create the table if there is none.
+        it returns.
 
         It may come again for the same generation: then nothing is changed. The other table stays as it is, and whatever
-        becomes of it later, its deletion too, takes no row from this one.
+        becomes of it later, its deletion too, takes no row from this one. `replaces`: the table is there, and loses
+        what it shows; otherwise it is made, and one that holds rows is refused. `since`: refuse where others have
+        written to it after that version of it.
         """
         ...
 

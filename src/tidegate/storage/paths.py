@@ -10,6 +10,8 @@
   decisions/000000000017.json            the decision log, one record a slot
   ids/000000000042                       checkpoint ids that were used
   writing/                               what of these is not whole yet; nothing that a restart needs
+  pins/<id>/…                            second names of a checkpoint's files while it is copied to elsewhere
+  fork.json                              of a fork: what it was made from, and its own tables
   sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
     manifests/ckpt-000042.json
@@ -47,6 +49,8 @@ class RootPaths:
     DECISIONS = "decisions"
     IDS = "ids"
     WRITING = "writing"
+    PINS = "pins"
+    FORK = "fork.json"
     GENERATIONS = "generations"
 
     @staticmethod
@@ -121,6 +125,11 @@ class RootPaths:
     def generation_of(name: str) -> int:
         """The one whose folder a name leads through."""
         return int(name.split("/")[1])
+
+    @staticmethod
+    def in_generation(generation: int, name: str) -> str:
+        """The same name as another generation would have it."""
+        return "/".join((RootPaths.generation(generation), *name.split("/")[2:]))
 
     @staticmethod
     def stage_of(name: str) -> str:

@@ -26,6 +26,7 @@ from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, SinkPlace, Upkeep
 from tidegate.sinks.delta.appending import Appending
 from tidegate.sinks.delta.checks import check_columns, check_demands, check_found
+from tidegate.sinks.delta.duplicating import Duplicate
 from tidegate.sinks.delta.keyed import ByKey
 from tidegate.sinks.delta.log import TRIES, TableLog
 from tidegate.sinks.delta.setting_back import Reversal
@@ -109,7 +110,12 @@ class BoundDeltaTable:
         if table is None:
             return SinkFacts()
         recorded = self._log.recorded
-        return SinkFacts(recorded(table, "epoch"), recorded(table, "fence"), recorded(table, "batch"))
+        return SinkFacts(
+            recorded(table, "epoch"),
+            recorded(table, "fence"),
+            recorded(table, "batch"),
+            self._log.is_anothers(table),
+        )
 
     def claim(self) -> None:
         for _ in range(TRIES):
@@ -212,6 +218,22 @@ class BoundDeltaTable:
         reversal = Reversal(self.sink, self.place, self._log, to, takes_over=takes_over)
         with self.sink.turn:
             reversal.apply(generation, discards_others=discards_others)
+
+    # -- the copy of another ----------------------------------------------------------------------
+
+    def look_at_copy(
+        self, source: TableAddress, to: Manifest, *, replaces: bool, since: int | None = None
+    ) -> SettingBack:
+        return self._duplicate(source, to).look(since, replaces=replaces)
+
+    def show_copy(
+        self, source: TableAddress, to: Manifest, generation: int, *, replaces: bool, since: int | None = None
+    ) -> None:
+        with self.sink.turn:
+            self._duplicate(source, to).apply(generation, since, replaces=replaces)
+
+    def _duplicate(self, source: TableAddress, to: Manifest) -> Duplicate:
+        return Duplicate(self.sink, self.place, self._log, Path(source.address), to)
 
     # -- upkeep -----------------------------------------------------------------------------------
 

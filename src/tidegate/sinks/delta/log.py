@@ -11,6 +11,7 @@ import hashlib
 import os
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -36,6 +37,19 @@ TRIES: Final = 5
 """How often a transaction is made again that met another writer's."""
 _FORCED_VERSIONS: Final = 20
 _SURELY_WRITTEN_S: Final = 3_600
+
+
+class Replacement(msgspec.Struct, frozen=True):
+    """All that a version is to show."""
+
+    files: list[AddAction]
+    schema: deltalake.Schema
+
+
+class _Made:
+    """Whether a version was made."""
+
+    is_done = False
 
 
 class TableLog:
@@ -98,6 +112,16 @@ class TableLog:
         """Whether the rows of this owner come from another root."""
         return self.recorded(table, "root") not in (0, _number(self._place.root))
 
+    def records_of(self, then: deltalake.DeltaTable, stages: Iterable[str], generation: int) -> Iterator[Transaction]:
+        """What a table is to record that shows what a version, of this table or another, showed of some stages: their
+        epochs and batches of then. Older generations are fenced, and it is this root's."""
+        for stage in stages:
+            yield self.record("epoch", self.recorded(then, "epoch", stage), stage)
+            yield self.record("batch", self.recorded(then, "batch", stage), stage)
+            yield self.record("fence", generation, stage)
+            yield self.record("set_back", generation, stage)
+            yield self.root_record(stage)
+
     def check_root(self, table: deltalake.DeltaTable) -> None:
         """Refuse a table that is another's."""
         if self.is_anothers(table):
@@ -113,7 +137,7 @@ class TableLog:
         self, table: deltalake.DeltaTable, actions: list[AddAction | RemoveAction], records: list[Transaction]
     ) -> bool:
         """Make the next version of the table. False: the table has moved on, perhaps by another writer."""
-        try:
+        with self.next_version(table) as made:
             table.create_write_transaction(
                 actions,
                 "append",
@@ -121,28 +145,41 @@ class TableLog:
                 partition_by=list(self._partition_by),
                 commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0),
             )
-        except DeltaError as error:
-            now = self.open()
-            if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
-                return False
-            raise SinkFailed(f"{self._described} cannot be written: {first_line(error)}") from error
-        self.force(through=table.version() + 1)
-        return True
+        return made.is_done
+
+    def replace(self, table: deltalake.DeltaTable, by: Replacement, records: list[Transaction]) -> bool:
+        """The same with nothing but these files, and these columns."""
+        with self.next_version(table) as made:
+            table.create_write_transaction(
+                [*by.files],
+                "overwrite",
+                by.schema,
+                partition_by=table.metadata().partition_columns,
+                commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0),
+            )
+        return made.is_done
 
     def restore(self, table: deltalake.DeltaTable, version: int, records: list[Transaction]) -> bool:
         """Make the next version of the table show what an older one did. False: the table has moved on."""
-        try:
+        hint = "; if files of it were vacuumed, set it back to a newer checkpoint"
+        with self.next_version(table, f"be set back to version {version}", hint) as made:
             table.restore(version, commit_properties=CommitProperties(app_transactions=records, max_commit_retries=0))
+        return made.is_done
+
+    @contextmanager
+    def next_version(self, table: deltalake.DeltaTable, what: str = "be written", hint: str = "") -> Iterator[_Made]:
+        """Make the one after the version that was opened. It tells whether it was made: not if the table has moved on,
+        perhaps by another writer."""
+        made = _Made()
+        try:
+            yield made
         except DeltaError as error:
             now = self.open()
-            if isinstance(error, CommitFailedError) and now is not None and now.version() > table.version():
-                return False
-            raise SinkFailed(
-                f"{self._described} cannot be set back to version {version}: {first_line(error)}; if files of it were "
-                f"vacuumed, set it back to a newer checkpoint"
-            ) from error
+            if not isinstance(error, CommitFailedError) or now is None or now.version() <= table.version():
+                raise SinkFailed(f"{self._described} cannot {what}: {first_line(error)}{hint}") from error
+            return
         self.force(through=table.version() + 1)
-        return True
+        made.is_done = True
 
     def changes_since(self, version: int, newest: int) -> Iterator[tuple[int, list[dict[str, Any]]]]:
         """What each later version has done, as the table's log says it, one object an action."""

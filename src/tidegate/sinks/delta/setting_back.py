@@ -8,17 +8,16 @@ older generations, and notes which generation has done it, so that it is done on
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import deltalake
-from deltalake import Transaction
 
 from tidegate.errors import SinkFailed
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import SettingBack, SinkPlace, decode_committable
 from tidegate.sinks.delta.log import TRIES, TableLog
+from tidegate.sinks.delta.others import written_by_others
 from tidegate.sinks.delta.reading import TableAt, sinks_sharing, table_at
 from tidegate.storage.manifest import Manifest
 
@@ -74,7 +73,7 @@ class Reversal:
                     f"{self._sink.describe()} cannot be set back to {name}: others have written to it since "
                     f"({others[0]}). What to do: `tidegate restore --to {name} --discard-others`, if that may be lost"
                 )
-            records = self._records(target.delta(), generation)
+            records = [*self._log.records_of(target.delta(), self._sharing, generation)]
             if target.version == table.version():
                 is_done = self._log.transact(table, [], records)
             else:
@@ -104,39 +103,8 @@ class Reversal:
     def _target(self) -> TableAt:
         return table_at(self._sharing, self._sink.path, self._to)
 
-    def _records(self, then: deltalake.DeltaTable, generation: int) -> list[Transaction]:
-        records: list[Transaction] = []
-        for stage in self._sharing:
-            records += [
-                self._log.record("epoch", self._log.recorded(then, "epoch", stage), stage),
-                self._log.record("batch", self._log.recorded(then, "batch", stage), stage),
-                self._log.record("fence", generation, stage),
-                self._log.record("set_back", generation, stage),
-                self._log.root_record(stage),
-            ]
-        return records
-
     def _others(self, table: deltalake.DeltaTable, target: TableAt) -> Iterator[str]:
-        """What others have changed since, each in words."""
-        for version, actions in self._log.changes_since(target.version, table.version()):
-            if _changes_rows(actions) and not self._is_ours(actions):
-                yield f"version {version}, {_told(actions)}"
-
-    def _is_ours(self, actions: list[dict[str, Any]]) -> bool:
-        names = (action["txn"]["appId"] for action in actions if "txn" in action)
-        return any(name.startswith(self._log.prefix) for name in names)
-
-
-def _changes_rows(actions: list[dict[str, Any]]) -> bool:
-    changed = (action.get("add") or action.get("remove") for action in actions)
-    return any(each.get("dataChange", True) for each in changed if each)
-
-
-def _told(actions: list[dict[str, Any]]) -> str:
-    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
-    at = info.get("timestamp")
-    when = f" of {datetime.fromtimestamp(at / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC" if isinstance(at, int) else ""
-    return f"{info.get('operation', 'a change')}{when} by {info.get('engineInfo', 'another writer')}"
+        return written_by_others(self._log, target.version, table.version())
 
 
 def _rows_of(table: deltalake.DeltaTable) -> dict[str, int]:

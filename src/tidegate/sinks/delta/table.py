@@ -75,6 +75,13 @@ class DeltaTable:
         seen.path = plain_path(folder / self._given)
         return seen
 
+    def at(self, address: str) -> Self:
+        """The same sink for a table at another address."""
+        moved = copy.copy(self)
+        moved._given = moved.path = Path(address)
+        moved.turn = threading.RLock()
+        return moved
+
     @property
     def needs_order(self) -> bool:
         return bool(self.key) and not self.newest_by

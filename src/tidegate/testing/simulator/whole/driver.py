@@ -19,7 +19,7 @@ from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
 from tidegate.engine.parting import Reach, part
 from tidegate.engine.root import Root
-from tidegate.engine.setting_back import PipelineTables
+from tidegate.engine.setting_back import PipelineTables, known_tables
 from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows
 from tidegate.errors import (
     Fenced,
@@ -376,7 +376,8 @@ class SimulatedDriver:
         record = log.completed(checkpoint_id)
         if record is None:
             raise UnknownCheckpoint(f"{checkpoint_id} is gone")
-        tables = PipelineTables(store, "simulated", root.id, log, sinks).look_back(look_through(store, record))
+        addresses = known_tables(store, log)
+        tables = PipelineTables(store, "simulated", root.id, addresses, sinks).look_back(look_through(store, record))
         if any(each.refused is not None for each in tables):
             raise RecoveryRefused(f"{tables}")
         if self.world.random.random() < 0.5:

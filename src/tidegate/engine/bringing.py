@@ -1,0 +1,120 @@
+"""Bringing a checkpoint into a root: from a savepoint, from another root, or from the root itself for other tables.
+
+It is one decision of the root's log, as going back is (`restoring.py`): what is brought is stored under new numbers,
+then a record completes it and opens a generation from it, then every table follows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from tidegate.engine.kill_points import Step, reached
+from tidegate.errors import DamagedCheckpoint, StoreUnavailable, UnknownCheckpoint
+from tidegate.flows.opening import Above
+from tidegate.flows.requests import Bring
+from tidegate.protocol.decision_log import Brought, CheckpointCompleted, Copied
+from tidegate.protocol.names import checkpoint_name
+from tidegate.protocol.recovery import SinkFacts
+from tidegate.sinks.contract import Committable, decode_committable
+from tidegate.storage.carrying import Carrying, Numbers
+from tidegate.storage.files import Files, clear
+from tidegate.storage.inspection import InspectedRoot, references
+from tidegate.storage.manifest import Manifest, Origin, TableAddress, encode_manifest
+from tidegate.storage.paths import RootPaths
+
+
+class Bringing(msgspec.Struct, frozen=True):
+    """A checkpoint that is to be brought into a root, from `source`, where `root_id` has taken it. All tables show it.
+
+    `tables`: where those of sinks are, or are to be, if not where the checkpoint says. `copies`: see `Brought`.
+    """
+
+    source: Files
+    manifest: Manifest
+    root_id: str
+    tables: Mapping[str, TableAddress] = {}
+    copies: Mapping[str, Copied] = {}
+    ends_fork: bool = False
+    is_within_root: bool = False
+
+    def above(self, tables: Mapping[str, SinkFacts]) -> Above:
+        """The numbers that are in use where it comes from, and in its tables."""
+        fences = (facts.fence for facts in tables.values())
+        epochs = (facts.committed_epoch for facts in tables.values())
+        manifest = self.manifest
+        return Above(
+            max(manifest.checkpoint_id, manifest.epoch, manifest.shown_epoch, *epochs, 0),
+            max(manifest.generation, *fences, 0),
+        )
+
+    def store(self, root: Files, request: Bring) -> Brought:
+        """Under the numbers that it is to have. What a try before has stored is stored again."""
+        manifest = self.manifest
+        origin = Origin(self.root_id, manifest.checkpoint_id, manifest.shown_epoch)
+        numbers = Numbers(request.generation, request.checkpoint_id, request.checkpoint_id)
+        carrying = Carrying(self.source, root, manifest, links=self.is_within_root)
+        carried = carrying.carry(numbers, sealed_when_shown(manifest), self.tables, origin)
+        data, sha256 = encode_manifest(carried)
+        name = RootPaths.manifest(request.generation, request.checkpoint_id)
+        root.write(name, data)
+        reached(Step.CHECKPOINT_BROUGHT)
+        return Brought(
+            numbers.checkpoint_id,
+            numbers.epoch,
+            name,
+            sha256,
+            manifest.aligned,
+            int(datetime.fromisoformat(manifest.triggered_at).timestamp() * 1000),
+            dict(self.copies),
+            self.ends_fork,
+        )
+
+
+def sealed_when_shown(manifest: Manifest) -> dict[str, str]:
+    """What each sink has sealed, when its table shows all of it: nothing is staged any more."""
+    sealed = {
+        name: decode_committable(stage.committable)
+        for name, stage in manifest.stages.items()
+        if stage.committable is not None
+    }
+    return {
+        name: Committable(each.through_batch, shown_through=each.last_with_rows).encode()
+        for name, each in sealed.items()
+    }
+
+
+@contextmanager
+def pinned(root: InspectedRoot, record: CheckpointCompleted) -> Iterator[tuple[Files, Manifest]]:
+    """A checkpoint of a root that stays while it is copied, whatever the run that is alive drops: its files by second
+    names."""
+    folder = f"{RootPaths.PINS}/{datetime.now(UTC):%Y%m%d}-{uuid.uuid4().hex}"
+    pins = root.files.at(folder, durable=False)
+    _forget_old_pins(root)
+    try:
+        try:
+            manifest = root.manifest(record)
+            for each in references(root.files, manifest):
+                pins.keep(each, root.files, each)
+        except (DamagedCheckpoint, StoreUnavailable):
+            root.find(record.checkpoint_id)  # one that the run has dropped meanwhile is unknown by now
+            raise
+        if not root.is_retained(record.checkpoint_id):
+            name = checkpoint_name(record.checkpoint_id)
+            raise UnknownCheckpoint(f"{name} was dropped by the run while it was about to be copied")
+        yield pins, manifest
+    finally:
+        with suppress(StoreUnavailable):
+            clear(root.files, folder)
+
+
+def _forget_old_pins(root: InspectedRoot) -> None:
+    """Of processes that were killed, not of those that are at it: from before yesterday."""
+    yesterday = f"{datetime.now(UTC) - timedelta(days=1):%Y%m%d}"
+    for each in root.files.names_in(RootPaths.PINS):
+        if each.partition("-")[0] < yesterday:
+            clear(root.files, f"{RootPaths.PINS}/{each}")
