@@ -378,10 +378,10 @@ def _lock_original(fork: Fork, stack: ExitStack, *, take_over: bool) -> None:
 
 def finish_pending(root: Root, sinks: Mapping[str, Sink]) -> None:
     """See to it that tables are the copies that the root's log has decided, by the sinks of the pipeline at the
-    addresses that were decided: these may differ from where its file says, until that is done."""
+    addresses that were decided: until that is done, what the root tells of where they are may be of before."""
     log = root.decisions.read()
     decided = log.setting_back
-    if decided is None or decided.brings is None or not decided.brings.copies:
+    if decided is None or decided.brings is None or not (decided.brings.copies or decided.brings.ends_fork):
         return
     manifest = manifest_to_set_back_to(root.store, log, decided.brings.checkpoint_id)
     copying = _Copies(root.store, root.id, manifest, tables_in(manifest), decided.brings.copies, sinks)
