@@ -25,6 +25,7 @@ from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, Sink
 from tidegate.sinks.postgres import catalog, moving
 from tidegate.sinks.postgres.checks import check_columns, check_found, check_takes_rows, check_unchanged, types_of
 from tidegate.sinks.postgres.copying import BATCH, PART, copier, copyable
+from tidegate.sinks.postgres.duplicating import Duplicate
 from tidegate.sinks.postgres.epochs import Epochs, Record
 from tidegate.sinks.postgres.history import History, oldest_needed
 from tidegate.sinks.postgres.moving import Kept
@@ -300,6 +301,18 @@ class BoundPostgresTable:
         reversal = Reversal(self.sink, self.place, to, takes_over=takes_over)
         with self.sink.turn, self._connected(_REFUSED_GOING_BACK) as connection:
             reversal.apply(connection, generation, discards_others=discards_others)
+
+    def look_at_copy(self, source: TableAddress, to: Manifest, *, since: int | None = None) -> SettingBack:
+        duplicate = Duplicate(self.sink, self.place, source, to)
+        with self._connected(sees_one_moment=True) as connection:
+            return duplicate.look(connection, must_be_empty=since is None)
+
+    def show_copy(self, source: TableAddress, to: Manifest, generation: int) -> None:
+        duplicate = Duplicate(self.sink, self.place, source, to)
+        with self._connected() as connection:
+            duplicate.prepare(connection)
+        with self.sink.turn, self._connected(_REFUSED_GOING_BACK) as connection:
+            duplicate.apply(connection, generation)
 
     @property
     def upkeep_every_ms(self) -> int | None:
