@@ -20,7 +20,7 @@ from tidegate.sinks.postgres.epochs import Epochs, Record
 from tidegate.sinks.postgres.history import History, State, as_state
 from tidegate.sinks.postgres.setting_back import Wanted, as_wanted, check_shows, state_of
 from tidegate.sinks.postgres.statements import comma, names, sql
-from tidegate.sinks.postgres.undoing import Undoing
+from tidegate.sinks.postgres.undoing import Effect, Undoing
 from tidegate.storage.manifest import Manifest, TableAddress
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Duplicate:
             shown.append(_Shown(place, record, History(self._source, place).usable(connection, record)))
         added = self._count(connection, self._source)
         for undoing in self._undoings(connection, self._source, shown):
-            gone, back = self._effect(undoing)
-            added += back - gone
+            effect = self._effect(undoing)
+            added += effect.added - effect.removed
         own = Epochs(self._sink, self._place)
         return SettingBack(rows_removed=removed, rows_added=added, is_anothers=own.is_anothers(own.read(connection)))
 
@@ -101,8 +101,7 @@ class Duplicate:
         connection.execute(sql().SQL("DELETE FROM {}").format(self._sink.identifier))
         shown = self._copy(connection)
         for undoing in self._undoings(connection, self._sink, shown):
-            self._effect(undoing)
-            why = undoing.apply(None)
+            why = undoing.apply(self._effect(undoing), None)
             if why is not None:
                 raise SinkFailed(f"{self._sink.describe()} cannot show a copy of {self._name}: {why}")
         self._undoings(connection, self._sink, shown, is_over=True)
@@ -162,8 +161,8 @@ class Duplicate:
                 found.append(Undoing(connection, table.identifier, history.rows, states[-1].key, steps))
         return found
 
-    def _effect(self, undoing: Undoing) -> tuple[int, int]:
-        """How many rows go and come. Refuse what cannot be undone."""
+    def _effect(self, undoing: Undoing) -> Effect:
+        """What it does. Refuse what cannot be undone."""
         changed = undoing.changed_columns()
         effect = undoing.look() if not changed else None
         if effect is None or effect.strange:
@@ -172,7 +171,7 @@ class Duplicate:
                 f"{self._source.describe()} shows more than {self._name}, and that cannot be undone in the copy: {why} "
                 f"since. {_WHAT_TO_DO}"
             )
-        return effect.removed, effect.added
+        return effect
 
     def _check_columns(self, connection: psycopg.Connection[Any]) -> None:
         long = [name for name in (self._sink.schema, self._sink.name) if len(name.encode()) > LONGEST_NAME]

@@ -160,13 +160,14 @@ class Reversal:
     ) -> None:
         self._history.fit_columns(connection)
         undoing, name = self._undoing(connection, states, target), self._wanted.name
-        others = () if discards_others else self._others(undoing.look())
+        effect = undoing.look()
+        others = () if discards_others else self._others(effect)
         if others:
             raise SinkFailed(
                 f"{self._sink.describe()} cannot be set back to {name}: {others[0]}. What to do: `tidegate restore "
                 f"--to {name} --discard-others`, if that may be lost"
             )
-        why = undoing.apply(states[-1].number + 1)
+        why = undoing.apply(effect, states[-1].number + 1)
         if why is not None:
             raise SinkFailed(
                 f"{self._sink.describe()} cannot be set back to {name}: {why}. Nothing was changed; disable that for "

@@ -61,14 +61,16 @@ class Undoing:
         """Changes nothing."""
         return self._look_by_key() if self._key else self._look_at_all()
 
-    def apply(self, step: int | None) -> str | None:
-        """Nobody else writes to the table meanwhile. `step`: as what it is kept itself; None: it is not.
+    def apply(self, before: Effect, step: int | None) -> str | None:
+        """`before` is what was seen of it; nobody else has written to the table since, nor does. `step`: as what it is
+        kept itself; None: it is not.
 
         Returns why the table does not show what it should now, if it does not.
         """
-        before = self.look()
         kept = None if step is None else Kept(self._rows, step)
-        done = self._apply_by_key(kept) if self._key else self._apply_to_all(kept)
+        if not before.removed and not before.added:
+            return None
+        done = self._apply_by_key(kept) if self._key else self._apply_to_all(kept, before)
         expected = (before.removed, before.added)
         if done != expected or not self._is_undone(before, step):
             return (
@@ -124,26 +126,31 @@ class Undoing:
         removed, added, expected = map(int, self._one(self._net() + self._there(), query))
         return Effect(removed, added, expected - removed)
 
-    def _apply_to_all(self, kept: Kept | None) -> tuple[int, int]:
+    def _apply_to_all(self, kept: Kept | None, before: Effect) -> tuple[int, int]:
+        removed = self._take_away(kept) if before.removed else 0
+        return removed, self._bring_back(kept) if before.added else 0
+
+    def _take_away(self, kept: Kept | None) -> int:
         delete = sql().SQL(
             "DELETE FROM {} AS shown USING there"
             " WHERE shown.tableoid = there.part AND shown.ctid = there.place AND there.number <= there.surplus"
         )
-        removed = self._change(self._net() + self._there(), delete.format(self._table), "shown", kept, added=False)
+        return self._change(self._net() + self._there(), delete.format(self._table), "shown", kept, added=False)
+
+    def _bring_back(self, kept: Kept | None) -> int:
         columns = names(self._columns)
         one_each = sql().SQL(", one AS (SELECT DISTINCT ON (image) {} AS image, {} FROM {} AS kept)")
         insert = sql().SQL(
             "INSERT INTO {} AS shown ({}) SELECT {} FROM one JOIN net USING (image)"
             " CROSS JOIN generate_series(1, -net.surplus)"
         )
-        added = self._change(
+        return self._change(
             self._net() + one_each.format(_image("kept", self._columns), columns, self._steps()),
             insert.format(self._table, columns, qualified("one", self._columns)),
             "shown",
             kept,
             added=True,
         )
-        return removed, added
 
     # -- rows with a key --------------------------------------------------------------------------
 
