@@ -101,6 +101,8 @@ class TestDeltaTableOfFewFiles(TestDeltaTable):
 @pytest.mark.postgres
 @pytest.mark.slow
 class TestPostgresTable(SinkConformance):
+    keeps_history = False
+
     @pytest.fixture(autouse=True)
     def given(self, spark: SparkSession, postgres_server: PostgresServer, request: pytest.FixtureRequest) -> None:
         self.spark = spark
@@ -146,6 +148,21 @@ class TestPostgresTableByKey(TestPostgresTable):
 
     def make_sink(self, name: str) -> Sink:
         return tg.PostgresTable(self._table(name), self.dsn, key=["id"], check=True)
+
+
+class TestPostgresTableWithHistory(TestPostgresTable):
+    keeps_history = True
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.PostgresTable(self._table(name), self.dsn, history="0s")
+
+
+class TestPostgresTableByKeyWithHistory(TestPostgresTable):
+    key = True
+    keeps_history = True
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.PostgresTable(self._table(name), self.dsn, key=["id"], history="7d")
 
 
 @pytest.mark.spark

@@ -238,8 +238,8 @@ class Slow(BoundPostgresTable):
         self.is_about_to_end, self.may_end = threading.Event(), threading.Event()
 
     @contextmanager
-    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
-        with super()._connected(if_refused) as connection:
+    def _connected(self, if_refused: str = "", *, sees_one_moment: bool = False) -> Iterator[psycopg.Connection[Any]]:
+        with super()._connected(if_refused, sees_one_moment=sees_one_moment) as connection:
             yield connection
             self.is_about_to_end.set()
             assert self.may_end.wait(20)
@@ -1013,8 +1013,8 @@ class BoundDisturbed(BoundPostgresTable):
         super().__init__(sink, place)
         self._disturbed = sink
 
-    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
-        super()._move(connection, staging, batches)
+    def _move(self, connection: psycopg.Connection[Any], *args: Any) -> None:
+        super()._move(connection, *args)
         self._disturbed.commits += 1
         if self._disturbed.commits == 2:
             self._disturbed.disturb()  # the rows are moved, the transaction is not committed

@@ -184,6 +184,8 @@ class SinkConformance:
     """Whether two stages may write to one table."""
     undoes: ClassVar[bool] = True
     """Whether a table that is set back no longer shows what came since. Else that cannot be undone."""
+    keeps_history: ClassVar[bool] = True
+    """Whether a table that can be set back keeps what that takes. Else it refuses to be, where something came since."""
     creates_table: ClassVar[bool] = True
     """Whether there is a table that `prepare_table` has to create. Else all that is remembered lies in the root."""
 
@@ -372,6 +374,9 @@ class SinkConformance:
         late = run.sealed()
         now = Counter(self.shown("set back"))
         to = manifest_at(1, run.sink, sealed)
+        if not self.keeps_history:
+            self._refused_to_go_back("set back", run.sink, to)
+            return
         run.sink.look_back(to)
         assert self.shown("set back") == now, "looking changes nothing"
         another = self.bound("set back")
@@ -398,12 +403,27 @@ class SinkConformance:
             return
         run.show(2, [(1, "a")])
         before = manifest_at(1, run.sink, None)
+        if not self.keeps_history:
+            self._refused_to_go_back("unknown", run.sink, before)
+            return
         run.sink.set_back(before, 2, discards_others=False)
         facts = run.sink.facts()
         assert (facts.committed_epoch, facts.next_batch) == (0, 0)
         assert self.shown("unknown") == (Counter() if self.undoes else Counter([(1, "a")]))
         self.restart("unknown", 3, None).show(3, [(2, "b")])
         assert self.shown("unknown") == Counter([(2, "b")] if self.undoes else [(1, "a"), (2, "b")])
+
+    def _refused_to_go_back(self, name: str, sink: ReversibleSink, to: Manifest) -> None:
+        shown, facts = self.shown(name), sink.facts()
+        for call in (partial(sink.look_back, to), partial(sink.set_back, to, 2, discards_others=True)):
+            refused = False
+            try:
+                call()
+            except SinkFailed:
+                refused = True
+            assert refused, "a table that has kept nothing of what it showed was set back"
+        assert self.shown(name) == shown
+        assert sink.facts() == facts
 
     def test_a_table_that_lost_a_commit_which_is_still_sealed_shows_it_or_says_that_the_rows_are_gone(self) -> None:
         run = self.start("retold")

@@ -5,29 +5,34 @@ In the schema of the table lie also
   generation that it is fenced at. A commit writes it in the transaction that moves the rows, so a repeated commit does
   nothing;
 - one staging table per sink and generation. It is an ordinary, logged table: what a decided checkpoint has sealed must
-  survive a crash of the server.
+  survive a crash of the server;
+- with `history`, what undoes the commits (`history.py`).
 
 Rows go from Spark's executors to the server by COPY and never pass through the driver.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace, StagedBatch
+from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, SinkPlace, StagedBatch, Upkeep
 from tidegate.sinks.postgres import catalog, moving
 from tidegate.sinks.postgres.checks import check_columns, check_found, check_takes_rows, check_unchanged, types_of
 from tidegate.sinks.postgres.copying import BATCH, PART, copier, copyable
+from tidegate.sinks.postgres.duplicating import Duplicate
 from tidegate.sinks.postgres.epochs import Epochs, Record
+from tidegate.sinks.postgres.history import History, oldest_needed
+from tidegate.sinks.postgres.moving import Kept
+from tidegate.sinks.postgres.setting_back import Reversal, as_wanted, state_of
 from tidegate.sinks.postgres.statements import comma, execute, names, sql
 from tidegate.sinks.staging import conflicting_rows, refuse_foreign, refuse_put_back
-from tidegate.storage.manifest import TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress
 
 if TYPE_CHECKING:
     import psycopg
@@ -46,6 +51,10 @@ _REFUSED_AT_COMMIT: Final = (
     f"{_LET_IT_IN}; or change the pipeline and start it on a new root with new tables. "
     "PostgresTable(check=True) refuses such a checkpoint before it is taken"
 )
+_REFUSED_GOING_BACK: Final = (
+    "So nothing was changed. What to do: change or delete what is in the way, or drop the constraint, and do it again"
+)
+_LOOKED_AFTER_MS: Final = 60_000
 _REFUSED_BEFORE: Final = (
     "So there is no such checkpoint, and all tables stay at the one before. What to do: "
     f"{_LET_IT_IN}; or change the pipeline so that it writes no such row, and start again"
@@ -59,6 +68,7 @@ class BoundPostgresTable:
         self.sink = sink
         self.place = place
         self._epochs = Epochs(sink, place)
+        self._history = History(sink, place)
         self._checked: frozenset[StagedBatch] = frozenset()
         """The staged batches that were looked through."""
 
@@ -122,9 +132,7 @@ class BoundPostgresTable:
 
     def _staging(self, generation: int | None) -> str:
         """The name of a generation's staging table; None: what it has in common with others'."""
-        # By a digest, because names are cut off at 63 bytes.
-        digest = hashlib.sha256(f"{self.place.owner}\n{self.sink.name}".encode()).hexdigest()[:12]
-        return f"{_STAGING}_{digest}_{'' if generation is None else generation}"
+        return f"{self.sink.belonging(_STAGING, self.place)}_{'' if generation is None else generation}"
 
     def open_staging(self, generation: int, schema: StructType) -> None:
         staging = self._staging(generation)
@@ -165,13 +173,20 @@ class BoundPostgresTable:
     def commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         refuse_foreign(self.describe(), self.place, committable.files)
         with self.sink.turn, self._connected(_REFUSED_AT_COMMIT) as connection:
+            if self._keeps_history:
+                self._history.prepare(connection)
             record = self._locked(connection)
             self._epochs.check_fence(record, permit)
             self._refuse_put_back(record, committable)
             if record.epoch >= permit.epoch:
                 return CommitAnswer.ALREADY
-            self._move_fresh(connection, record, committable)
+            step = self._move_fresh(connection, record, committable, keeps_history=self._keeps_history)
             self._epochs.commit(connection, permit, committable.through_batch)
+            if self._keeps_history:
+                now = Record(permit.epoch, next_batch=max(record.next_batch, committable.through_batch + 1))
+                self._history.shown(connection, record, step, permit.generation, now)
+            elif record.fresh(committable):
+                self._history.forget(connection)  # it has a gap now
         return CommitAnswer.COMMITTED
 
     def check_commit(self, committable: Committable) -> None:
@@ -225,15 +240,28 @@ class BoundPostgresTable:
                 raise conflicting_rows(self.describe(), self.place, key, self.sink.newest_by)
         self._checked = known | set(unknown)
 
-    def _move_fresh(self, connection: psycopg.Connection[Any], record: Record, committable: Committable) -> None:
-        """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends."""
+    def _move_fresh(
+        self,
+        connection: psycopg.Connection[Any],
+        record: Record,
+        committable: Committable,
+        *,
+        keeps_history: bool = False,
+    ) -> int | None:
+        """Move what the table does not show yet. Nobody has changed the table, nor can until the transaction ends.
+
+        Returns the last step of it that was kept in the history, if one was.
+        """
         fresh = record.fresh(committable)
         if not fresh:
-            return
-        connection.execute(sql().SQL("LOCK TABLE {} IN ROW EXCLUSIVE MODE").format(self.sink.identifier))
+            return None
+        # What rows are replaced is seen before they are: until then nobody may change one.
+        mode = "SHARE ROW EXCLUSIVE" if keeps_history and self.sink.key else "ROW EXCLUSIVE"
+        connection.execute(sql().SQL(f"LOCK TABLE {{}} IN {mode} MODE").format(self.sink.identifier))
         check_takes_rows(connection, self.sink, self.place)
         if self.sink.key:
             self._refuse_conflicts(connection, fresh)
+        step = self._history.begin(connection, record) if keeps_history else None
         for generation in sorted({each.generation for each in fresh}):
             staging = self._staging(generation)
             staged = catalog.columns(connection, self.sink.beside(staging))
@@ -243,10 +271,15 @@ class BoundPostgresTable:
                     f"was committed; restore it, or start the pipeline on a new root with new tables"
                 )
             check_unchanged(connection, self.sink, moving.written(staged))
-            self._move(connection, staging, [each for each in fresh if each.generation == generation])
+            step = None if step is None else step + 1
+            kept = None if step is None else self._history.kept(step)
+            self._move(connection, staging, [each for each in fresh if each.generation == generation], kept)
+        return step
 
-    def _move(self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch]) -> None:
-        found = moving.move(connection, self.sink, self.sink.beside(staging), [each.batch for each in batches])
+    def _move(
+        self, connection: psycopg.Connection[Any], staging: str, batches: list[StagedBatch], kept: Kept | None
+    ) -> None:
+        found = moving.move(connection, self.sink, self.sink.beside(staging), [each.batch for each in batches], kept)
         expected = sum(each.rows for each in batches)
         if found != expected:
             raise SinkFailed(
@@ -254,17 +287,82 @@ class BoundPostgresTable:
                 f"there, so nothing was committed; restore them, or start the pipeline on a new root with new tables"
             )
 
+    # -- going back -------------------------------------------------------------------------------
+
+    @property
+    def _keeps_history(self) -> bool:
+        return self.sink.history_ms is not None
+
+    def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:
+        with self._connected(sees_one_moment=True) as connection:
+            return Reversal(self.sink, self.place, to, takes_over=takes_over).look(connection)
+
+    def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
+        reversal = Reversal(self.sink, self.place, to, takes_over=takes_over)
+        with self.sink.turn, self._connected(_REFUSED_GOING_BACK) as connection:
+            reversal.apply(connection, generation, discards_others=discards_others)
+
+    def look_at_copy(
+        self,
+        source: TableAddress,
+        to: Manifest,
+        *,
+        replaces: bool,
+        since: int | None = None,  # noqa: ARG002 - it has no versions
+    ) -> SettingBack:
+        duplicate = Duplicate(self.sink, self.place, source, to)
+        with self._connected(sees_one_moment=True) as connection:
+            return duplicate.look(connection, must_be_empty=not replaces)
+
+    def show_copy(
+        self,
+        source: TableAddress,
+        to: Manifest,
+        generation: int,
+        *,
+        replaces: bool,
+        since: int | None = None,  # noqa: ARG002 - the same
+    ) -> None:
+        duplicate = Duplicate(self.sink, self.place, source, to)
+        with self._connected() as connection:
+            duplicate.prepare(connection)
+        with self.sink.turn, self._connected(_REFUSED_GOING_BACK) as connection:
+            duplicate.apply(connection, generation, must_be_empty=not replaces)
+
+    @property
+    def upkeep_every_ms(self) -> int | None:
+        return _LOOKED_AFTER_MS if self._keeps_history else None
+
+    def upkeep_due_in_ms(self) -> int:
+        return 0
+
+    def keep_up(self, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event) -> Upkeep | None:
+        """Forget what is older than `history`, but nothing that a retained checkpoint needs."""
+        with self._connected() as connection:
+            states = self._history.states(connection)
+        kept_ms = self.sink.history_ms
+        if kept_ms is None or not states or oldest_needed(states, (), kept_ms) is states[0]:
+            return None
+        found = (state_of(states, as_wanted(manifest, self.place)) for manifest in retained())
+        oldest = oldest_needed(states, [each for each in found if each is not None], kept_ms)
+        if oldest is not states[0] and not is_stopping.is_set():
+            with self.sink.turn, self._connected() as connection:
+                record = self._locked(connection)
+                if record.fence <= generation:  # else a newer run sees to it
+                    self._history.forget_before(connection, oldest.number)
+        return None
+
     # -- the server -------------------------------------------------------------------------------
 
     @contextmanager
-    def _connected(self, if_refused: str = "") -> Iterator[psycopg.Connection[Any]]:
+    def _connected(self, if_refused: str = "", *, sees_one_moment: bool = False) -> Iterator[psycopg.Connection[Any]]:
         """One transaction. What goes wrong is told without credentials; `if_refused`: what is said of a row that the
-        table does not take."""
+        table does not take. `sees_one_moment`: all its statements see the same; it must only read."""
         server = self.sink.server()
         import psycopg
 
         try:
-            with server.transaction() as connection:
+            with server.transaction(sees_one_moment=sees_one_moment) as connection:
                 yield connection
         except psycopg.errors.LockNotAvailable:
             raise SinkFailed(

@@ -47,6 +47,16 @@ def columns(connection: psycopg.Connection[Any], table: Identifier) -> dict[str,
     return dict(found)
 
 
+def nullable(connection: psycopg.Connection[Any], table: Identifier) -> set[str]:
+    """The columns that may hold null."""
+    found = connection.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attnum > 0"
+        " AND NOT attisdropped AND NOT attnotnull",
+        (table.as_string(connection),),
+    ).fetchall()
+    return {name for (name,) in found}
+
+
 def generated(connection: psycopg.Connection[Any], table: Identifier) -> str | None:
     """The first column that takes no value from outside, computed or numbered."""
     # Servers before 12 do not know attgenerated.

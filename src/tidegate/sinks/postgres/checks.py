@@ -10,7 +10,7 @@ from tidegate.sinks.contract import SinkPlace
 from tidegate.sinks.postgres import catalog
 from tidegate.sinks.postgres.column_types import type_name, why_not_held
 from tidegate.sinks.postgres.copying import BATCH, PART
-from tidegate.sinks.postgres.moving import ROW, written
+from tidegate.sinks.postgres.moving import ADDED, ROW, STEP, written
 from tidegate.sinks.staging import check_key, check_newest_by
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tidegate.sinks.postgres.table import PostgresTable
 
-_LONGEST_NAME: Final = 63
+LONGEST_NAME: Final = 63
 
 
 def check_columns(sink: PostgresTable, place: SinkPlace, schema: StructType, output_mode: str) -> dict[str, str]:
@@ -34,12 +34,12 @@ def check_columns(sink: PostgresTable, place: SinkPlace, schema: StructType, out
     wanted = types_of(schema)
     check_key(sink.describe(), sink.key, place, schema, output_mode)
     check_newest_by(sink.describe(), sink.newest_by, sink.key, place, schema)
-    long = [name for name in (sink.schema, sink.name, *wanted) if len(name.encode()) > _LONGEST_NAME]
+    long = [name for name in (sink.schema, sink.name, *wanted) if len(name.encode()) > LONGEST_NAME]
     if long:
         raise InvalidPipeline(
-            f"{place.owner}: PostgreSQL would cut {long[0]!r} off at {_LONGEST_NAME} bytes; take a shorter name"
+            f"{place.owner}: PostgreSQL would cut {long[0]!r} off at {LONGEST_NAME} bytes; take a shorter name"
         )
-    reserved = [name for name in wanted if name in (BATCH, PART, ROW)]
+    reserved = [name for name in wanted if name in (BATCH, PART, ROW, STEP, ADDED)]
     if reserved:
         raise InvalidPipeline(f"{place.owner} has a column {reserved[0]!r}, a name that Tidegate needs")
     return wanted

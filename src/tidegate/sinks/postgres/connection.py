@@ -48,13 +48,15 @@ class Server:
         self._timeout_ms = timeout_ms
 
     @contextmanager
-    def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection with one transaction, which sees in each statement what others have committed before it."""
+    def transaction(self, *, sees_one_moment: bool = False) -> Iterator[psycopg.Connection[Any]]:
+        """A connection with one transaction, which sees in each statement what others have committed before it, or
+        before the first one."""
         connection: _Connection | None = None
         try:
             with closing(_Connection.connect(self._dsn, **_options(self._dsn))) as connection, connection:
                 connection.silent_s = self._timeout_ms / 1000 + _SLACK_SECONDS
-                connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+                level = psycopg.IsolationLevel
+                connection.isolation_level = level.REPEATABLE_READ if sees_one_moment else level.READ_COMMITTED
                 settings = self._settings()
                 connection.execute(_SET, (list(settings), list(settings.values())))
                 yield connection

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from tidegate.sinks.postgres import catalog
 from tidegate.sinks.postgres.copying import BATCH, PART
@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     from tidegate.sinks.postgres.table import PostgresTable
 
 ROW: Final = "tidegate_row"
+STEP: Final = "tidegate_step"
+ADDED: Final = "tidegate_added"
 _THERE: Final = "tidegate_there"
+
+
+class Kept(NamedTuple):
+    """Where it is kept what a step has changed: the rows that came, and those that went."""
+
+    rows: Identifier
+    step: int
 
 
 def written(columns: Mapping[str, str]) -> dict[str, str]:
@@ -24,7 +33,13 @@ def written(columns: Mapping[str, str]) -> dict[str, str]:
     return {name: kind for name, kind in columns.items() if name not in (BATCH, PART)}
 
 
-def move(connection: psycopg.Connection[Any], sink: PostgresTable, staging: Identifier, batches: Sequence[int]) -> int:
+def move(
+    connection: psycopg.Connection[Any],
+    sink: PostgresTable,
+    staging: Identifier,
+    batches: Sequence[int],
+    kept: Kept | None = None,
+) -> int:
     """Move the rows of some batches. Returns how many were staged of them."""
     kinds = written(catalog.columns(connection, staging))
     columns, from_staged = names(kinds), _from_staged(staging)
@@ -34,8 +49,66 @@ def move(connection: psycopg.Connection[Any], sink: PostgresTable, staging: Iden
         insert += _newest_of_each_key(sink, kinds) + _in_the_place_of_others(sink, kinds)
     else:
         insert += sql().SQL("SELECT {}").format(columns) + from_staged
+    if kept is not None:
+        insert = _keeping(connection, sink, insert, kinds, kept)
     execute(connection, insert, (list(batches),))
     return execute(connection, sql().SQL("DELETE") + from_staged, (list(batches),)).rowcount
+
+
+def _keeping(
+    connection: psycopg.Connection[Any], sink: PostgresTable, insert: Composed, kinds: Mapping[str, str], kept: Kept
+) -> Composed:
+    """The same, and what it has changed is kept: as the table holds it, whatever its triggers do."""
+    moved = sql().SQL("WITH moved AS ({} RETURNING {}) ").format(insert, names(kinds))
+    keep = sql().SQL("INSERT INTO {} ({}) ").format(kept.rows, names((*kinds, STEP, ADDED)))
+    came = sql().SQL("SELECT {}, {}, true").format(qualified("moved", kinds), sql().Literal(kept.step))
+    if not sink.key:
+        appended: Composed = moved + keep + came + sql().SQL(" FROM moved")
+        return appended
+    # All parts of a statement see the table as it was before. Nobody else changes it meanwhile: it is locked.
+    went = (
+        sql()
+        .SQL("SELECT {}, {}, false WHERE replaced.{}")
+        .format(qualified("replaced", kinds), sql().Literal(kept.step), sql().Identifier(ROW))
+    )
+    both: Composed = (
+        moved
+        + keep
+        + sql()
+        .SQL(
+            "SELECT changed.* FROM moved LEFT JOIN (SELECT {0}, true AS {1} FROM {2}) AS replaced ON {3}"
+            " CROSS JOIN LATERAL ({4} UNION ALL {5}) AS changed"
+            " WHERE replaced.{1} IS NULL OR NOT record_image_eq(ROW({6}), ROW({7}))"
+        )
+        .format(
+            names(kinds),
+            sql().Identifier(ROW),
+            sink.identifier,
+            same_key("replaced", "moved", sink.key, catalog.nullable(connection, sink.identifier)),
+            came,
+            went,
+            qualified("moved", kinds),
+            qualified("replaced", kinds),
+        )
+    )
+    return both
+
+
+def qualified(of: str, columns: Iterable[str]) -> Composed:
+    """Columns of a table that is called so."""
+    return comma(sql().Identifier(of, name) for name in columns)
+
+
+def same_key(one: str, other: str, key: Sequence[str], nullable: set[str]) -> Composed:
+    """Whether two rows have one key; in a way that finds it by an index where a key is never null."""
+    pairs = [
+        sql()
+        .SQL("{} IS NOT DISTINCT FROM {}" if name in nullable else "{} = {}")
+        .format(sql().Identifier(one, name), sql().Identifier(other, name))
+        for name in key
+    ]
+    joined: Composed = sql().SQL(" AND ").join(pairs)
+    return joined
 
 
 def _from_staged(staging: Identifier) -> Composed:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import hashlib
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.protocol.config import as_ms
@@ -32,6 +34,9 @@ class PostgresTable:
 
     With `check`, the rows of every checkpoint are first tried in a transaction that is rolled back: if the table does
     not take one (UNIQUE, CHECK, a foreign key, …), there is no such checkpoint. It costs as much as the commit itself.
+
+    With `history`, such as "7d", the table can be set back to a checkpoint: each commit keeps what it takes to undo it,
+    in a table beside this one, for so long, and for as long as a retained checkpoint needs it.
     """
 
     is_exactly_once = True
@@ -45,12 +50,9 @@ class PostgresTable:
         newest_by: str | Sequence[str] = (),
         timeout: str = "10m",
         check: bool = False,
+        history: str | None = None,
     ) -> None:
-        schema, _, name = table.rpartition(".")
-        if not name or "." in schema:
-            raise InvalidPipeline(f"a PostgreSQL table is called 'name' or 'schema.name', not {table!r}")
-        self.schema = schema or "public"
-        self.name = name
+        self.schema, self.name = _parts(table)
         self._dsn = dsn
         self.key = as_names(key)
         self._timeout_ms = as_ms("timeout", timeout)
@@ -58,6 +60,7 @@ class PostgresTable:
             raise InvalidConfig(f"timeout is {timeout!r}; it must be at least 1ms, such as 10m")
         self.newest_by = as_names(newest_by)
         self.check = check
+        self.history_ms = None if history is None else as_ms("history", history)
         self.turn = threading.Lock()
         """A check and a commit take turns here: in the server one would end the other, if it took long."""
 
@@ -70,6 +73,13 @@ class PostgresTable:
     @property
     def table(self) -> TableAddress:
         return TableAddress("postgres", f"{self.schema}.{self.name}")
+
+    def at(self, address: str) -> Self:
+        """The same sink for another table of its server, "schema.name"."""
+        another = copy.copy(self)
+        another.schema, another.name = _parts(address)
+        another.turn = threading.Lock()
+        return another
 
     @property
     def needs_order(self) -> bool:
@@ -88,6 +98,12 @@ class PostgresTable:
         identifier: Identifier = sql().Identifier(self.schema, name)
         return identifier
 
+    def belonging(self, prefix: str, place: SinkPlace) -> str:
+        """The name of a table beside it that is one stage's own."""
+        # By a digest, because names are cut off at 63 bytes.
+        digest = hashlib.sha256(f"{place.owner}\n{self.name}".encode()).hexdigest()[:12]
+        return f"{prefix}_{digest}"
+
     def server(self) -> Server:
         """How its server is reached."""
         try:
@@ -97,3 +113,11 @@ class PostgresTable:
                 "PostgresTable needs the package psycopg: pip install 'tidegate[postgres]'"
             ) from error
         return Server(self._dsn, self._timeout_ms)
+
+
+def _parts(table: str) -> tuple[str, str]:
+    """Its schema and its name."""
+    schema, _, name = table.rpartition(".")
+    if not name or "." in schema:
+        raise InvalidPipeline(f"a PostgreSQL table is called 'name' or 'schema.name', not {table!r}")
+    return schema or "public", name
