@@ -32,10 +32,11 @@ from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.requests import StopRun
 from tidegate.engine.rereading import Rereading
 from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
-from tidegate.engine.status import RunStatus, StartingStep, StepName, now
+from tidegate.engine.status import RunStatus, StartingStep, StepName, StoppingStep, now
 from tidegate.engine.stopping import Stop, stopping_by
 from tidegate.errors import (
     CheckpointsFailed,
@@ -138,10 +139,16 @@ def run_pipeline(
                 run.check_before_spark()
             run.start_spark()
             with _leaving_nothing(root_of_run, remote, existed=existed):
-                run.run()
-                remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
+                remote.ended_as = run.run()
+                remote.ended_because = _why_ended(stopping, remote.ended_as)
         if view is not None:
             view(remote.status)
+
+
+def _why_ended(stop: Stop, done: StopRun) -> str:
+    if not stop.wanted:
+        return "all its input is consumed"
+    return "it was told to stop, and has drained" if stop.how.drain and done.drain else "it was told to stop"
 
 
 def root_folder(root: str | Path) -> Path:
@@ -223,6 +230,8 @@ class _Run:
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
+        self._holds_sources = False
+        """Whether no generation's sources are to read any more: what they have read is consumed, and the run ends."""
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
@@ -266,19 +275,24 @@ class _Run:
         self._stop.is_starting = False
         return session
 
-    def run(self) -> None:
+    def run(self) -> StopRun:
+        """Until it ends in order. Returns what was done, of what those may have wanted who asked it to stop."""
         with self._rounds:
-            self._run()
+            return self._run()
 
-    def _run(self) -> None:
+    def _run(self) -> StopRun:
         failures = 0
         while True:
             generation: Generation | None = None
             try:
                 generation = self._told(self._open)
                 self._newest_generation = generation.generation
-                self._told(self._drive, generation)
-                return
+                done = self._told(self._drive, generation)
+                if not self._stop.how.lacks(done):
+                    return done
+                # Somebody has asked for more when it was too late for that one: another one does it, and reads nothing.
+                self._holds_sources, failures = True, 0
+                continue
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
                 if isinstance(error, _FINAL) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
@@ -289,7 +303,7 @@ class _Run:
                 if generation is not None and generation.has_advanced:
                     failures = 0  # it has come further: this is another failure, not the same again
                 failures += 1
-                if failures > self._options.restarts or self._stop.wanted:
+                if failures > self._options.restarts or self._stop.is_soon:
                     self._tell_next(failures)
                     raise
                 first_ms = as_ms("restart_pause", self._options.restart_pause)
@@ -392,6 +406,9 @@ class _Run:
                 closes=self.closes,
             ),
         )
+        self._holds_sources |= self._stop.how.drain
+        if self._holds_sources:
+            generation.hold_sources()
         try:
             generation.poll()  # the first round launches it
             self._watch_sources(generation, fitting)
@@ -415,14 +432,14 @@ class _Run:
 
     # -- driving ----------------------------------------------------------------------------------
 
-    def _drive(self, generation: Generation) -> None:
+    def _drive(self, generation: Generation) -> StopRun:
         try:
-            self._drive_to_the_end(generation)
+            return self._drive_to_the_end(generation)
         except KeyboardInterrupt:
             generation.abandon()
             raise
 
-    def _drive_to_the_end(self, generation: Generation) -> None:
+    def _drive_to_the_end(self, generation: Generation) -> StopRun:
         looked = 0.0
         ending = Ending(generation)
         feeding = None if self.feed is None else Feeding(generation, self.feed)
@@ -437,14 +454,13 @@ class _Run:
                 generation.check_queries()
                 self._watch.check(generation.shape)
                 self._rounds.doing("busy with showing what it does")
-                self._show(generation)
-                if not ending.is_begun and self._options.available_now and ending.has_consumed_all():
-                    ending.begin()
+                self._look_whether_consumed(ending)
+                self._show(generation, ending)
             if self._stop.wanted or (feeding is not None and not ending.is_begun and feeding.is_over()):
-                ending.begin()
+                self._begin(ending)
             if ending.is_over():
-                self._show(generation)
-                return
+                self._show(generation, ending)
+                return ending.done
             self._rounds.doing(None)
             self._pause(generation)
 
@@ -462,8 +478,20 @@ class _Run:
                 return
             look_s = max(_LOOK_EVERY_S, 10 * (time.monotonic() - began))  # of many stages it takes a while
 
-    def _show(self, generation: Generation) -> None:
-        self._tell(self._remote.update(generation, is_stopping=self._stop.wanted))
+    def _look_whether_consumed(self, ending: Ending) -> None:
+        if self._options.available_now or ending.is_draining:
+            ending.look()
+        if self._options.available_now and not ending.is_begun and ending.has_consumed_all:
+            self._begin(ending)
+
+    def _begin(self, ending: Ending) -> None:
+        how = self._stop.how
+        self._holds_sources |= how.drain  # also those of a restart
+        ending.begin(how)
+
+    def _show(self, generation: Generation, ending: Ending) -> None:
+        step: StoppingStep = "draining" if ending.is_draining else "last_checkpoint"
+        self._tell(self._remote.update(generation, step if self._stop.wanted else None))
 
     def _tell(self, status: RunStatus) -> None:
         if self._view is not None:
