@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.cli.harness import LiveRun, live_run, make_root, said, tidegate, wait_until, wait_until_said
+from tests.cli.harness import LiveRun, in_terminal, live_run, make_root, said, tidegate, wait_until, wait_until_said
 from tests.cli.strict import answered
 from tests.spark.played import ON_DEMAND, played
 from tests.storage.troubled import TroubledFolder
@@ -432,3 +432,16 @@ def test_a_run_that_has_ended_without_what_was_asked_has_not_ended_well(tmp_path
         assert drained.result() == "it was told to stop"
         with pytest.raises(RequestFailed, match="because it was told to stop, but has not stored all anew"):
             full.result()
+
+
+def test_a_person_is_told_first_what_closing_windows_means(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        run.hold_up()
+        shown = in_terminal("stop", "--root", run.root, "--close-windows", "--no-wait", width=200)
+        assert shown.returncode == 0
+        first, last = shown.stdout.splitlines()[0], shown.stdout.splitlines()[-1]
+        assert first.startswith("closing windows: what is open is written out as it is")
+        assert last == "pipeline flat is stopping, after draining, closing windows, a last checkpoint"
+        assert run.is_told_to_stop.is_set()
+        run.let_go()
+        run.await_end()

@@ -123,6 +123,12 @@ class Drained:
     def ask(self, how: StopRun, name: str = "asked") -> None:
         Folder(self.root).write(f"{RootPaths.REQUESTS}/{name}.request", msgspec.json.encode(how))
 
+    def is_asked(self, name: str = "asked") -> bool:
+        return Folder(self.root).exists(f"{RootPaths.REQUESTS}/{name}.request")
+
+    def has_answered(self, name: str) -> bool:
+        return Folder(self.root).exists(f"{RootPaths.REQUESTS}/{name}.answer")
+
     def answer(self, name: str = "asked") -> Answer:
         data = Folder(self.root).read(f"{RootPaths.REQUESTS}/{name}.answer")
         assert data is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -14,6 +15,11 @@ from tidegate.engine.requests import StopRun, TakeCheckpoint, ask_for_checkpoint
 from tidegate.engine.stopping import before_the_end
 from tidegate.protocol.config import as_ms
 from tidegate.storage.inspection import InspectedRoot
+
+_CLOSING: Final = (
+    "closing windows: what is open is written out as it is, though rows may be missing in it, and rows that come later "
+    "are dropped by the stages that held it, also by the next run; `tidegate restore` goes back to a checkpoint before"
+)
 
 
 def checkpoint_command(
@@ -88,6 +94,13 @@ def stop_command(
         bool,
         typer.Option("--drain", help="Let the sources read no more, and every stage consume what they have, first."),
     ] = False,
+    close_windows: Annotated[
+        bool,
+        typer.Option(
+            "--close-windows",
+            help="Drain, then close and write out what is open: windows, sessions, joins. For the end of its life.",
+        ),
+    ] = False,
     timeout: Annotated[str, typer.Option(help="How long to wait for it.")] = "10m",
     as_json: AsJson = False,
 ) -> None:
@@ -99,16 +112,22 @@ def stop_command(
 
     With --drain the sources stop at once, and the last checkpoint is taken when every stage has consumed what they have
     read, batches without data included. It takes as long as that takes; Ctrl-C or SIGTERM to the run skips the rest of
-    it. With --full the last checkpoint refers to no file of another.
+    it. With --close-windows, which drains too, watermarks are then moved to the end of time, so that what is open is
+    written out as it is. That is for good: a run that goes on from there drops all rows that come later at those
+    stages, for they are late. With --full the last checkpoint refers to no file of another.
 
     Example: tidegate stop --root state/orders
 
     Example: tidegate stop --root state/orders --timeout 1h && tidegate run orders.py --root state/orders
 
     Example: tidegate stop --root state/orders --drain --full
+
+    Example: tidegate stop --root state/orders --close-windows
     """
     inspected = InspectedRoot(root)
-    wanted = StopRun(full=full, drain=drain)
+    wanted = StopRun(full=full, drain=drain, close_windows=close_windows)
+    if close_windows and sys.stderr.isatty() and not as_json:
+        typer.echo(_CLOSING, err=True)
     why = ask_to_stop(inspected.paths, inspected.files, _seconds(timeout), wanted, is_awaited=wait)
     if as_json:
         say(

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeGuard
 import msgspec
 
 from tidegate.engine.carrier import Clock
+from tidegate.engine.closing import cannot_close
 from tidegate.engine.requests import (
     ANSWER,
     REQUEST,
@@ -87,7 +88,8 @@ class Remote:
         worked at otherwise than on a thread of its own."""
         clock = Clock() if clock is None else clock
         self._observer = Observer(pipeline, clock)
-        self._desk = (desk or Desk)(files, lock, on_stop or _ignore, clock)
+        self._on_stop = on_stop or _ignore
+        self._desk = (desk or Desk)(files, lock, self._on_stop, clock)
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0
@@ -158,12 +160,21 @@ class Remote:
                     self._waiting.append((name, request))
                 case CancelCheckpoint():
                     cancels.append(name)
+                case StopRun():
+                    self._stop(generation, name, request)
         if cancels:  # before one is begun that was asked for at the same time
             self._cancel(generation, cancels)
         if self._waiting:
             self._begin(generation)
         if self._begun:
             self._answer_ended(generation)
+
+    def _stop(self, generation: Generation, name: str, request: StopRun) -> None:
+        """One that has to be looked at first. Others were heard as soon as they came."""
+        why_not = cannot_close(generation)
+        if why_not is None:
+            self._on_stop(request)
+        self._answer([name], Answer("heard") if why_not is None else Answer("refused", why_not))
 
     def _answer_void(self) -> None:
         """What was under way in the last generation is void, and not tried again: it may have been why that failed."""
@@ -364,12 +375,8 @@ class Desk:
             self._answers.put((name, Answer("refused", str(error))))
             self._answered[name] = self._clock.now_ms
             return
-        if isinstance(request, StopRun) and request.close_windows:
-            self._answers.put((name, Answer("refused", "windows cannot be closed yet")))
-            self._answered[name] = self._clock.now_ms
-            return
         self._open[name] = request
-        if isinstance(request, StopRun):
+        if isinstance(request, StopRun) and not request.close_windows:  # else it is looked at whether they can be
             self._on_stop(request)
             self._answers.put((name, Answer("heard")))
         else:

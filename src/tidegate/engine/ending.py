@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from tidegate.engine.closing import next_to_close
 from tidegate.engine.requests import StopRun
 from tidegate.errors import CheckpointError
 from tidegate.protocol.messages import Flag
@@ -90,14 +91,21 @@ class Ending:
     @property
     def done(self) -> StopRun:
         """What was done of what may be wanted, once it is over."""
-        return StopRun(full=self._is_full, drain=self._has_consumed_all)
+        is_all_closed = self._has_consumed_all and not next_to_close(self._generation)
+        return StopRun(full=self._is_full, drain=self._has_consumed_all, close_windows=is_all_closed)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether another generation is to follow, which closes windows."""
+        return self._how is not None and self._how.close_windows and bool(next_to_close(self._generation))
 
     def _take(self, how: StopRun) -> None:
+        is_full = how.full and not self.goes_on
         try:
-            self._last = self._generation.trigger(Flag.DRAIN | Flag.FULL_SNAPSHOT if how.full else Flag.DRAIN)
+            self._last = self._generation.trigger(Flag.DRAIN | Flag.FULL_SNAPSHOT if is_full else Flag.DRAIN)
         except CheckpointError:
             return  # one is in progress: right after it, before the next one is due
-        self._is_full = how.full
+        self._is_full = is_full
 
     def is_over(self) -> bool:
         """Whether it was taken, and everybody shows it. Called in every round: one that was aborted is taken again."""

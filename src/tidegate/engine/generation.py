@@ -105,6 +105,8 @@ class Generation:
         self._sources: list[PausableSource] = []
         self.holds_sources = False
         """Whether no source is to read any more."""
+        self.closes: frozenset[str] = frozenset()
+        """The queries whose watermarks it was launched with at the end of time, to close what they hold."""
         self._planning: PlanningWatch | None = None
         self._messages: deque[StartOrder | Announced | Visible | ToLeader] = deque()
         self._failure: TidegateError | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import inheritable_thread_target
 
+from tidegate.engine.closing import next_to_close
 from tidegate.engine.fitting import Begin
 from tidegate.engine.generation import Generation
 from tidegate.engine.kill_points import Step, reached
@@ -45,10 +46,10 @@ class Launch:
         begin: Begin,
         *,
         available_now: bool,
-        closes: Collection[str] = (),
+        closes: bool = False,
     ) -> None:
-        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: those whose
-        watermark is moved to the end of time, where they have run a batch."""
+        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: the next
+        ones whose windows are to be closed are launched so that they do."""
         self._definitions = definitions
         self._built = built
         self._ordered = ordered
@@ -61,6 +62,8 @@ class Launch:
     def __call__(self, generation: Generation) -> None:
         """Where the sources are held, they are rebuilt, and not started."""
         is_held = generation.holds_sources
+        if self._closes:
+            generation.closes = next_to_close(generation)
         with ThreadPoolExecutor(len(self._definitions), "tidegate-lay-out") as threads:
             laid_out = {each.name: threads.submit(self._lay_out, generation, each) for each in self._definitions}
             starts: dict[str, partial[StreamingQuery]] = {}
@@ -81,7 +84,7 @@ class Launch:
         """Beside the others: no stage's folders are any other's business."""
         sources = self._built[definition.name].sources
         window = 1 if definition.name in self._ordered else WINDOW
-        closes = definition.name in self._closes
+        closes = definition.name in generation.closes
         return lay_out(self._root, generation, definition, sources, window=window, closes=closes)
 
     def _starting(
