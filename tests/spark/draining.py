@@ -35,14 +35,17 @@ COLUMNS = {
     "slow_table": ["id", "value"],
 }
 ALL = {"orders": FILES, "payments": FILES}
-FAILS = "fails"
+FAILS, WAITS = "fails", "waits"
 _DELAY_S = 10
 _WINDOW_S = 10
 
 
-def slowly(value: int, fails: str) -> int:
-    """Fails, while there is such a file."""
-    time.sleep(0.06)
+def slowly(value: int, fails: str, waits: str) -> int:
+    """Fails, or waits, while there is such a file."""
+    time.sleep(0.02)
+    deadline = time.monotonic() + 60
+    while Path(waits).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
     if Path(fails).exists():
         raise ValueError("told to fail")
     return value
@@ -79,8 +82,8 @@ def draining_pipeline(folder: Path, lake: Path, files_per_batch: int = 1) -> tg.
 
     @pipeline.stage
     def slow(orders: DataFrame) -> DataFrame:
-        fails = str(lake.parent / FAILS)
-        waited = F.udf(lambda value: slowly(value, fails), "long")
+        fails, waits = str(lake.parent / FAILS), str(lake.parent / WAITS)
+        waited = F.udf(lambda value: slowly(value, fails, waits), "long")
         return orders.withColumn("value", waited("value"))
 
     _add_sinks(pipeline, lake)
@@ -135,14 +138,22 @@ class Drained:
         return msgspec.json.decode(data, type=Answer)
 
     def asking(self, how: StopRun, then: Callable[[RunStatus], None] | None = None) -> Callable[[RunStatus], None]:
-        """A view that asks the run to stop when something is on its way to the slow stage. `then` sees what follows."""
+        """A view that asks the run to stop when something is on its way to the slow stage, which waits until the run
+        has heard. `then` sees what follows."""
         is_asked = False
+        waits = self.folder / WAITS
 
         def view(status: RunStatus) -> None:
             nonlocal is_asked
-            if not is_asked and _is_busy(status):
-                is_asked = True
-                self.ask(how)
+            if is_asked:
+                if status.stopping is not None:
+                    waits.unlink(missing_ok=True)
+            elif waits.exists():
+                is_asked = (status.stages["slow"].lag or 0) >= 2
+                if is_asked:
+                    self.ask(how)
+            elif _has_read(status):
+                waits.touch()
             if then is not None and is_asked:
                 then(status)
 
@@ -191,7 +202,6 @@ class Drained:
         return read
 
 
-def _is_busy(status: RunStatus) -> bool:
-    lag = status.stages["slow"].lag if "slow" in status.stages else None
-    has_read = all((status.stages[name].batch or 0) >= 2 for name in ("orders", "payments") if name in status.stages)
-    return bool(status.checkpoints) and has_read and (lag or 0) >= 2
+def _has_read(status: RunStatus) -> bool:
+    sources = [status.stages[name].batch or 0 for name in ("orders", "payments") if name in status.stages]
+    return bool(status.checkpoints) and len(sources) == 2 and min(sources) >= 2
