@@ -115,7 +115,7 @@ class LiveRun:
                 self._at_next_round = None
             generation.poll()
             self.remote.serve(generation)
-            self.remote.update(generation, is_stopping=self.is_told_to_stop.is_set())
+            self.remote.update(generation, "last_checkpoint" if self.is_told_to_stop.is_set() else None)
             if self.is_told_to_stop.is_set() and self._has_drained():
                 return
             time.sleep(0.002)
@@ -189,7 +189,7 @@ def live_run(
         _take(pipeline, checkpoints)
         told_to_stop = threading.Event()
         files = files or Folder(paths.root)
-        with RootLock(paths.lock) as lock, Remote(files, "flat", lock, told_to_stop.set) as remote:
+        with RootLock(paths.lock) as lock, Remote(files, "flat", lock, lambda _: told_to_stop.set()) as remote:
             pipeline.one_batch_each()
             run = LiveRun(pipeline, remote, told_to_stop)
             run.start()

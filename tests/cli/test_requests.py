@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.cli.harness import LiveRun, live_run, make_root, said, tidegate, wait_until, wait_until_said
+from tests.cli.harness import LiveRun, in_terminal, live_run, make_root, said, tidegate, wait_until, wait_until_said
 from tests.cli.strict import answered
 from tests.spark.played import ON_DEMAND, played
 from tests.storage.troubled import TroubledFolder
@@ -28,6 +28,7 @@ from tidegate.engine.requests import (
 )
 from tidegate.engine.status import StartingStep, now
 from tidegate.engine.status_files import read_status
+from tidegate.engine.stopping import Stop
 from tidegate.errors import NotRunning, RequestFailed
 from tidegate.protocol.config import AlignmentConfig
 from tidegate.protocol.coordinator import Phase
@@ -267,7 +268,7 @@ def test_a_run_that_is_starting_hears_at_once_and_does_it_when_it_can(tmp_path: 
     with (
         ThreadPoolExecutor(1) as asker,
         RootLock(root / "lock") as lock,
-        Remote(Folder(root), "flat", lock, told.set) as remote,
+        Remote(Folder(root), "flat", lock, lambda _: told.set()) as remote,
     ):
         remote.begin(StartingStep(step="starting_spark", since=now()))
         asked = asker.submit(ask_for_checkpoint, *place(root), 60)
@@ -285,7 +286,7 @@ def test_a_request_that_is_older_than_the_run_is_not_for_it(tmp_path: Path) -> N
     root = make_root(tmp_path, checkpoints=1)
     write_request(root, "older", StopRun())
     told = threading.Event()
-    with RootLock(root / "lock") as lock, Remote(Folder(root), "flat", lock, told.set) as remote:
+    with RootLock(root / "lock") as lock, Remote(Folder(root), "flat", lock, lambda _: told.set()) as remote:
         wait_until_said(root, remote)
         assert requests(root) == []
         write_request(root, "newer", {"kind": "dance"})
@@ -394,3 +395,53 @@ def test_the_control_thread_does_not_wait_for_a_store_that_stands_still(tmp_path
         assert len(last.checkpoints) == 3
         files.moves.set()
         wait_until(lambda: said(tmp_path / "root") == last)
+
+
+# -- how it is to stop ------------------------------------------------------------------------------
+
+
+def test_a_plain_stop_is_understood_by_runs_of_before_and_closing_windows_implies_a_drain() -> None:
+    assert msgspec.json.encode(StopRun()) == b'{"kind":"stop"}'
+    assert StopRun(close_windows=True).drain
+    both = StopRun(full=True).and_also(StopRun(drain=True))
+    assert both == StopRun(full=True, drain=True)
+    assert both.lacks(StopRun(drain=True)) == ("stored all anew",)
+    assert StopRun().lacks(StopRun()) == ()
+
+
+def test_whoever_asks_gets_what_he_asked_for_and_a_signal_waits_for_nothing() -> None:
+    event = threading.Event()
+    stop = Stop(event)
+    assert not stop.wanted
+    stop.ask(StopRun(drain=True))
+    assert (stop.wanted, stop.is_soon) == (True, False)
+    stop.ask(StopRun(full=True))
+    assert stop.how == StopRun(full=True, drain=True), "a plain one takes nothing away"
+    event.set()
+    assert (stop.how, stop.is_soon) == (StopRun(full=True), True)
+
+
+def test_a_run_that_has_ended_without_what_was_asked_has_not_ended_well(tmp_path: Path) -> None:
+    root = make_root(tmp_path, checkpoints=1)
+    with ThreadPoolExecutor(3) as askers:
+        with RootLock(root / "lock") as lock, Remote(Folder(root), "flat", lock) as remote:
+            drained = askers.submit(ask_to_stop, *place(root), 60, StopRun(drain=True))
+            full = askers.submit(ask_to_stop, *place(root), 60, StopRun(drain=True, full=True))
+            wait_until(lambda: len(requests(root)) == 4)
+            remote.ended_because, remote.ended_as = "it was told to stop", StopRun(drain=True)
+        assert drained.result() == "it was told to stop"
+        with pytest.raises(RequestFailed, match="because it was told to stop, but has not stored all anew"):
+            full.result()
+
+
+def test_a_person_is_told_first_what_closing_windows_means(tmp_path: Path) -> None:
+    with live_run(tmp_path) as run:
+        run.hold_up()
+        shown = in_terminal("stop", "--root", run.root, "--close-windows", "--no-wait", width=200)
+        assert shown.returncode == 0
+        first, last = shown.stdout.splitlines()[0], shown.stdout.splitlines()[-1]
+        assert first.startswith("closing windows: what is open is written out as it is")
+        assert last == "pipeline flat is stopping, after draining, closing windows, a last checkpoint"
+        assert run.is_told_to_stop.is_set()
+        run.let_go()
+        run.await_end()

@@ -27,6 +27,7 @@ from tidegate.engine.status import (
     StageStatus,
     StartingStep,
     StepName,
+    StoppingStep,
     now,
 )
 from tidegate.engine.stopping import stopping_by
@@ -46,6 +47,15 @@ def test_the_live_view_tells_that_a_run_is_stopping_and_what_stops_it_at_once() 
     assert "stopping" not in before
     assert "stopping after a last checkpoint" in shown.getvalue()
     assert "Ctrl-C once more stops it at once" in shown.getvalue()
+
+
+@pytest.mark.parametrize(("step", "said"), [("draining", "draining:"), ("closing_windows", "closing windows:")])
+def test_the_live_view_tells_what_a_run_does_before_its_last_checkpoint(step: StoppingStep, said: str) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)) as view:
+        view.update(msgspec.structs.replace(running(1), state="stopping", stopping=step))
+    assert said in shown.getvalue()
+    assert "Ctrl-C skips that, and takes the last checkpoint now" in shown.getvalue()
 
 
 def test_the_live_view_tells_that_a_run_is_stopping_before_there_is_a_table() -> None:

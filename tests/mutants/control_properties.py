@@ -71,7 +71,7 @@ def a_request_that_is_older_than_the_run_is_not_for_it() -> None:
     with _root() as (files, lock):
         _ask(files, "older", StopRun())
         told = threading.Event()
-        with Remote(files, "flat", lock, told.set):
+        with Remote(files, "flat", lock, lambda _: told.set()):
             _comes_true(lambda: told.is_set() or files.names_in(RootPaths.REQUESTS) == [], "it is removed")
         assert not told.is_set()
 

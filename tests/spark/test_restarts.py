@@ -13,6 +13,7 @@ import pytest
 from tests.spark.played import played
 from tidegate.engine import run
 from tidegate.engine.options import Bounds, RunOptions
+from tidegate.engine.requests import StopRun
 from tidegate.engine.root import Root
 from tidegate.errors import SinkFailed, StageFailed
 from tidegate.protocol.config import CheckpointConfig
@@ -25,7 +26,7 @@ class Failing(run._Run):
         options = RunOptions(restarts=restarts, restart_pause=restart_pause)
         self.pauses_s: list[float] = []
         anything: Any = SimpleNamespace(
-            wanted=False, wait=self.pauses_s.append, restarting=lambda _: None, check=lambda _: None
+            is_soon=False, wait=self.pauses_s.append, restarting=lambda _: None, check=lambda _: None
         )
         super().__init__(anything, [], Root(folder, "failing"), anything, options, None, anything, anything)
         self._advances = advances
@@ -35,7 +36,7 @@ class Failing(run._Run):
         self.opened += 1
         return SimpleNamespace(generation=0, has_advanced=next(self._advances), stop=lambda: None)
 
-    def _drive(self, _generation: Any) -> None:
+    def _drive(self, _generation: Any) -> StopRun:
         raise StageFailed("stage", "again")
 
 

@@ -15,7 +15,16 @@ from msgspec import Meta
 
 from tidegate.engine.changes import Change, TableChange
 from tidegate.engine.control import Life
-from tidegate.engine.status import CheckpointStatus, DueCheckpoint, Moment, RunStatus, StageStatus, StartingStep, now
+from tidegate.engine.status import (
+    CheckpointStatus,
+    DueCheckpoint,
+    Moment,
+    RunStatus,
+    StageStatus,
+    StartingStep,
+    StoppingStep,
+    now,
+)
 from tidegate.storage.manifest import StageKind
 
 VERSION: Final = 1
@@ -614,7 +623,12 @@ class StagesEvent(_Event, tag="stages", kw_only=True):
 
 
 class StoppingEvent(_Event, tag="stopping", kw_only=True):
-    """The run was told to stop, and takes its last checkpoint."""
+    """The run was told to stop: one for each thing that it does to do so."""
+
+    doing: Annotated[
+        StoppingStep,
+        Meta(description="`draining`, `closing_windows`, `last_checkpoint`: as in a run's status"),
+    ] = "last_checkpoint"
 
 
 class StartingEvent(_Event, tag="starting", kw_only=True):

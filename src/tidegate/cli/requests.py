@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from typing import Annotated, Final
 
 import typer
 
@@ -10,9 +11,15 @@ from tidegate.cli.answers import CancelledAnswer, StoppedAnswer, TakenAnswer
 from tidegate.cli.options import AsJson, RootFolder
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_duration
-from tidegate.engine.requests import TakeCheckpoint, ask_for_checkpoint, ask_to_cancel, ask_to_stop
+from tidegate.engine.requests import StopRun, TakeCheckpoint, ask_for_checkpoint, ask_to_cancel, ask_to_stop
+from tidegate.engine.stopping import before_the_end
 from tidegate.protocol.config import as_ms
 from tidegate.storage.inspection import InspectedRoot
+
+_CLOSING: Final = (
+    "closing windows: what is open is written out as it is, though rows may be missing in it, and rows that come later "
+    "are dropped by the stages that held it, also by the next run; `tidegate restore` goes back to a checkpoint before"
+)
 
 
 def checkpoint_command(
@@ -80,20 +87,48 @@ def stop_command(
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it has ended, and exit by how it did.")
     ] = True,
+    full: Annotated[
+        bool, typer.Option("--full", help="Let the last checkpoint store all of the state anew, not only what changed.")
+    ] = False,
+    drain: Annotated[
+        bool,
+        typer.Option("--drain", help="Let the sources read no more, and every stage consume what they have, first."),
+    ] = False,
+    close_windows: Annotated[
+        bool,
+        typer.Option(
+            "--close-windows",
+            help="Drain, then close and write out what is open: windows, sessions, joins. For the end of its life.",
+        ),
+    ] = False,
     timeout: Annotated[str, typer.Option(help="How long to wait for it.")] = "10m",
     as_json: AsJson = False,
 ) -> None:
     """Stop the run that is alive on a root, after a last checkpoint, as Ctrl-C does.
 
-    Ends when the run has ended and has given up the root: with 0 if it did well, with 1 if not. A run that is starting
-    stops as soon as it has started. With --no-wait it ends when the run has heard. Exits with 6 if no run is alive.
+    Ends when the run has ended and has given up the root: with 0 if it did well, with 1 if not, or if it has not done
+    what was asked for. A run that is starting stops as soon as it has started. With --no-wait it ends when the run has
+    heard. Exits with 6 if no run is alive.
+
+    With --drain the sources stop at once, and the last checkpoint is taken when every stage has consumed what they have
+    read, batches without data included. It takes as long as that takes; Ctrl-C or SIGTERM to the run skips the rest of
+    it. With --close-windows, which drains too, watermarks are then moved to the end of time, so that what is open is
+    written out as it is. That is for good: a run that goes on from there drops all rows that come later at those
+    stages, for they are late. With --full the last checkpoint refers to no file of another.
 
     Example: tidegate stop --root state/orders
 
     Example: tidegate stop --root state/orders --timeout 1h && tidegate run orders.py --root state/orders
+
+    Example: tidegate stop --root state/orders --drain --full
+
+    Example: tidegate stop --root state/orders --close-windows
     """
     inspected = InspectedRoot(root)
-    why = ask_to_stop(inspected.paths, inspected.files, _seconds(timeout), is_awaited=wait)
+    wanted = StopRun(full=full, drain=drain, close_windows=close_windows)
+    if close_windows and sys.stderr.isatty() and not as_json:
+        typer.echo(_CLOSING, err=True)
+    why = ask_to_stop(inspected.paths, inspected.files, _seconds(timeout), wanted, is_awaited=wait)
     if as_json:
         say(
             StoppedAnswer(
@@ -104,7 +139,7 @@ def stop_command(
             )
         )
     elif why is None:
-        typer.echo(f"pipeline {inspected.pipeline} is stopping, after a last checkpoint")
+        typer.echo(f"pipeline {inspected.pipeline} is stopping, after {before_the_end(wanted)}")
     else:
         typer.echo(f"pipeline {inspected.pipeline} has ended well, because {why}")
 

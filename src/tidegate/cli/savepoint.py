@@ -111,7 +111,7 @@ def savepoint_command(
         each: bound(sink, SinkPlace(inspected.pipeline, each, inspected.files.at(f"sinks/{each}"), root=inspected.id))
         for each, sink in sinks_in(file, pipeline).items()
     }
-    how = StopRun(full=True, drain=drain or close_windows, close_windows=close_windows) if ends else None
+    how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
     place = None if to is None else plain_path(to)
     seconds = as_ms("timeout", timeout) / 1000
     made = make_savepoint(inspected, name, place, stop=how, checkpoint_id=checkpoint, timeout_s=seconds, own=own)

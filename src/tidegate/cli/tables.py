@@ -14,13 +14,17 @@ from rich.text import Text
 from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
 from tidegate.cli.notices import Notice, notices
 from tidegate.cli.text import as_bytes, as_duration, as_time
-from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart, StageStatus
+from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart, StageStatus, StoppingStep
 
 _SHOWN_CHECKPOINTS: Final = 5
 _PREFERRED_CHECKPOINTS: Final = 3
 _NOT_SET: Final = "not set yet"
 _SHOWS_ALL: Final = "tidegate status shows all"
-_STOPPING: Final = "stopping after a last checkpoint"
+_STOPPING: Final[dict[StoppingStep | None, str]] = {
+    "draining": "draining: what the sources have read is consumed, then it stops after a last checkpoint",
+    "closing_windows": "closing windows: what is open is written out, then it stops after a last checkpoint",
+}
+_LAST_CHECKPOINT: Final = "stopping after a last checkpoint"
 _TOLD_ALIGNMENT_MS: Final = 1_000
 """As long as it takes less, there is no need to tell."""
 
@@ -252,7 +256,8 @@ def _in_progress(status: RunStatus, width: int | None) -> list[Text]:
 
 
 def _ending(status: RunStatus, footer: str) -> list[Text]:
-    stopping = [Text(_STOPPING, style="yellow")] if status.state == "stopping" else []
+    said = _STOPPING.get(status.stopping, _LAST_CHECKPOINT)
+    stopping = [Text(said, style="yellow")] if status.state == "stopping" else []
     return [*stopping, *([Text(footer, style="dim")] if footer else [])]
 
 

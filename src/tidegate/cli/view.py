@@ -56,7 +56,7 @@ class JsonView(View):
     def __init__(self) -> None:
         self._told: set[tuple[int, str, str]] = set()
         self._told_stages_s = 0.0
-        self._state: str | None = None
+        self._state: tuple[str, str | None] | None = None
         self._told_changes_of: int | None = None
 
     def update(self, status: RunStatus) -> None:
@@ -68,8 +68,8 @@ class JsonView(View):
             if key not in self._told:
                 say(CheckpointEvent(checkpoint=checkpoint))
         self._told = set(ended)  # no more than that: what has left the list does not come back
-        if status.state != self._state:
-            self._state = status.state
+        if (status.state, status.stopping) != self._state:
+            self._state = status.state, status.stopping
             self._tell_state(status)
         if status.state in ("running", "stopping") and time.monotonic() - self._told_stages_s >= 1:
             self._told_stages_s = time.monotonic()
@@ -82,7 +82,7 @@ class JsonView(View):
     def _tell_state(self, status: RunStatus) -> None:
         why = status.why or ""
         if status.state == "stopping":
-            say(StoppingEvent())
+            say(StoppingEvent(doing=status.stopping or "last_checkpoint"))
         elif status.state == "restarting":
             say(RestartingEvent(why=why))
         elif status.state == "finished":
@@ -150,8 +150,16 @@ class _Shown:
                 f"{status.pipeline} is {status.state}, generation {status.generation}",
                 f"{status.pipeline} is {status.state}",
             ),
-            footer="Ctrl-C once more stops it at once" if status.state == "stopping" else "",
+            footer=_footer(status),
         )
+
+
+def _footer(status: RunStatus) -> str:
+    if status.state != "stopping":
+        return ""
+    if status.stopping in ("draining", "closing_windows"):
+        return "Ctrl-C skips that, and takes the last checkpoint now"
+    return "Ctrl-C once more stops it at once"
 
 
 class _Start:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, Self, TypeGuard
 import msgspec
 
 from tidegate.engine.carrier import Clock
+from tidegate.engine.closing import cannot_close
 from tidegate.engine.requests import (
     ANSWER,
     REQUEST,
@@ -35,8 +36,9 @@ from tidegate.engine.requests import (
     StopRun,
     TakeCheckpoint,
     decode_request,
+    ended_without,
 )
-from tidegate.engine.status import Observer, RunStatus, StartingStep, status_of
+from tidegate.engine.status import Observer, RunStatus, StartingStep, StoppingStep, status_of
 from tidegate.engine.status_files import StatusFiles, last_word, read_status
 from tidegate.errors import CheckpointError, CheckpointInProgress, RequestFailed, StoreUnavailable
 from tidegate.protocol.coordinator import Phase
@@ -77,20 +79,23 @@ class Remote:
         files: Files,
         pipeline: str,
         lock: RootLock,
-        on_stop: Callable[[], None] | None = None,
+        on_stop: Callable[[StopRun], None] | None = None,
         *,
         clock: Clock | None = None,
-        desk: Callable[[Files, RootLock, Callable[[], None], Clock], Desk] | None = None,
+        desk: Callable[[Files, RootLock, Callable[[StopRun], None], Clock], Desk] | None = None,
     ) -> None:
-        """`on_stop` is called, on another thread, when somebody asks the run to stop. `desk`: one that is worked at
-        otherwise than on a thread of its own."""
+        """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: one that is
+        worked at otherwise than on a thread of its own."""
         clock = Clock() if clock is None else clock
         self._observer = Observer(pipeline, clock)
-        self._desk = (desk or Desk)(files, lock, on_stop or _ignore, clock)
+        self._on_stop = on_stop or _ignore
+        self._desk = (desk or Desk)(files, lock, self._on_stop, clock)
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0
         self.ended_because: str | None = None
+        self.ended_as = StopRun()
+        """What was done, of what those may have wanted who asked it to stop."""
 
     def __enter__(self) -> Self:
         try:
@@ -110,15 +115,16 @@ class Remote:
             last = self._observer.note("interrupted", str(error) or "stopped while it was starting")
         else:
             last = self._observer.note("failed", say(error) or type(error).__name__)
-        self._desk.close(last, _LAST_WORDS_WHEN_INTERRUPTED_S if is_interrupted else _LAST_WORDS_S)
+        patience_s = _LAST_WORDS_WHEN_INTERRUPTED_S if is_interrupted else _LAST_WORDS_S
+        self._desk.close(last, patience_s, self.ended_as)
 
     def fall_silent(self) -> None:
         """Write nothing any more: the root is about to be removed."""
         self._desk.close(None, _LAST_WORDS_S)
 
-    def update(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
-        """Look at the run, and say what is seen."""
-        status = self._observer.observe(generation, is_stopping=is_stopping)
+    def update(self, generation: Generation, stopping: StoppingStep | None = None) -> RunStatus:
+        """Look at the run, and say what is seen. `stopping`: what it does to stop, if it was told to."""
+        status = self._observer.observe(generation, stopping)
         self._desk.say(status)
         return status
 
@@ -154,12 +160,21 @@ class Remote:
                     self._waiting.append((name, request))
                 case CancelCheckpoint():
                     cancels.append(name)
+                case StopRun():
+                    self._stop(generation, name, request)
         if cancels:  # before one is begun that was asked for at the same time
             self._cancel(generation, cancels)
         if self._waiting:
             self._begin(generation)
         if self._begun:
             self._answer_ended(generation)
+
+    def _stop(self, generation: Generation, name: str, request: StopRun) -> None:
+        """One that has to be looked at first. Others were heard as soon as they came."""
+        why_not = cannot_close(generation)
+        if why_not is None:
+            self._on_stop(request)
+        self._answer([name], Answer("heard") if why_not is None else Answer("refused", why_not))
 
     def _answer_void(self) -> None:
         """What was under way in the last generation is void, and not tried again: it may have been why that failed."""
@@ -206,7 +221,7 @@ class Remote:
             self._desk.answer(name, answer)
 
 
-def _ignore() -> None:
+def _ignore(_how: StopRun) -> None:
     """Nobody is there to be told."""
 
 
@@ -221,7 +236,7 @@ class Desk:
     `say`, `asked` and `answer` are for the control thread, and never wait. All else happens in `round`.
     """
 
-    def __init__(self, files: Files, lock: RootLock, on_stop: Callable[[], None], clock: Clock) -> None:
+    def __init__(self, files: Files, lock: RootLock, on_stop: Callable[[StopRun], None], clock: Clock) -> None:
         self._files = files
         self._lock = lock
         self._on_stop = on_stop
@@ -238,6 +253,7 @@ class Desk:
         # No event: a signal that interrupts the control thread inside of one could leave it locked.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_closing = False
+        self._ended_as = StopRun()
         self._thread: threading.Thread | None = None
 
     # -- for the control thread -------------------------------------------------------------------
@@ -267,9 +283,11 @@ class Desk:
         self._answers.put((name, answer))
         self._bell.put(None)
 
-    def close(self, last: RunStatus | None, patience_s: float) -> None:
-        """Say how the run has ended, to everybody who waits for something; None: say nothing."""
+    def close(self, last: RunStatus | None, patience_s: float, ended_as: StopRun | None = None) -> None:
+        """Say how the run has ended, to everybody who waits for something; None: say nothing. `ended_as`: what was done
+        of what those may have wanted who asked it to stop."""
         self._said, self._is_urgent = last, last is not None
+        self._ended_as = StopRun() if ended_as is None else ended_as
         self._is_closing = True
         self._end_working(patience_s)
 
@@ -358,8 +376,8 @@ class Desk:
             self._answered[name] = self._clock.now_ms
             return
         self._open[name] = request
-        if isinstance(request, StopRun):
-            self._on_stop()
+        if isinstance(request, StopRun) and not request.close_windows:  # else it is looked at whether they can be
+            self._on_stop(request)
             self._answers.put((name, Answer("heard")))
         else:
             self._asked.put((name, request))
@@ -373,10 +391,16 @@ class Desk:
         last = self._said
         if last is None:
             return
-        how = Answer("done" if last.state == "finished" else "failed", last.why)
         for name, request in tuple(self._open.items()):
-            is_stop = isinstance(request, StopRun)
-            self._write_answer(name, how if is_stop else Answer("refused", "the run has ended"))
+            told = self._how(last, request) if isinstance(request, StopRun) else Answer("refused", "the run has ended")
+            self._write_answer(name, told)
+
+    def _how(self, last: RunStatus, wanted: StopRun) -> Answer:
+        """How it has ended, for somebody who wanted it to: done is only what he has asked for."""
+        if last.state != "finished":
+            return Answer("failed", last.why)
+        lacks = wanted.lacks(self._ended_as)
+        return Answer("failed", ended_without(last.why, lacks)) if lacks else Answer("done", last.why)
 
     def _write_answer(self, name: str, answer: Answer) -> None:
         if answer.outcome != "heard":
@@ -415,10 +439,10 @@ def look(paths: RootPaths, files: Files) -> tuple[Life, RunStatus | None]:
 
 
 def _patience_s(status: RunStatus | None) -> float:
-    if status is not None and status.state in ("running", "stopping"):
-        return _STALE_AFTER_S
     if has_spoken(status) and status.step is not None:
         return status.step.patience_s
+    if status is not None and status.state in ("running", "stopping"):
+        return _STALE_AFTER_S
     return _STALE_WHILE_STARTING_S
 
 

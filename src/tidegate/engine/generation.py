@@ -103,6 +103,10 @@ class Generation:
         self.sinks = sinks
         self.carrier = Carrier() if carrier is None else carrier
         self._sources: list[PausableSource] = []
+        self.holds_sources = False
+        """Whether no source is to read any more."""
+        self.closes: frozenset[str] = frozenset()
+        """The queries whose watermarks it was launched with at the end of time, to close what they hold."""
         self._planning: PlanningWatch | None = None
         self._messages: deque[StartOrder | Announced | Visible | ToLeader] = deque()
         self._failure: TidegateError | None = None
@@ -192,14 +196,27 @@ class Generation:
         folder = RootPaths.spark_checkpoint(self.generation, definition.head, attempt)
         return self._ground.work.at(folder, durable=False)
 
-    def may_pause(self, name: str, start: StartQuery) -> None:
-        """A source may be paused, and be started again."""
+    def may_pause(self, name: str, start: StartQuery, *, is_started: bool = True) -> None:
+        """A source may be paused, and be started again. `is_started`: see `PausableSource`."""
         definition = self._definitions[name]
 
         def folders(attempt: int) -> tuple[Files, Files]:
             return self.checkpoint_of(definition, attempt), self.output_of(definition, attempt)
 
-        self._sources.append(PausableSource(self.stages[name], start, folders, self.carrier.call))
+        source = PausableSource(self.stages[name], start, folders, self.carrier.call, is_started=is_started)
+        self._sources.append(source)
+        if self.holds_sources:  # also since a moment ago: whoever launches is beside the control thread
+            source.hold()
+
+    def hold_sources(self) -> None:
+        """Let no source read a row more, for the rest of this generation. Before it is launched: none is started."""
+        self.holds_sources = True
+        for source in self._sources:
+            source.hold()
+
+    def is_at_rest(self, name: str) -> bool:
+        """Whether a source is held, and nothing more comes from it."""
+        return any(source.name == name and source.is_at_rest for source in self._sources)
 
     def watch_planning(self, why_unreachable: WhyUnreachable) -> None:
         """From now on, when its queries run."""

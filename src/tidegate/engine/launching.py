@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pyspark import inheritable_thread_target
 
+from tidegate.engine.closing import next_to_close
 from tidegate.engine.fitting import Begin
 from tidegate.engine.generation import Generation
 from tidegate.engine.kill_points import Step, reached
@@ -45,10 +46,10 @@ class Launch:
         begin: Begin,
         *,
         available_now: bool,
-        closes: Collection[str] = (),
+        closes: bool = False,
     ) -> None:
-        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: those whose
-        watermark is moved to the end of time, where they have run a batch."""
+        """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: the next
+        ones whose windows are to be closed are launched so that they do."""
         self._definitions = definitions
         self._built = built
         self._ordered = ordered
@@ -59,12 +60,20 @@ class Launch:
         self._closes = closes
 
     def __call__(self, generation: Generation) -> None:
+        """Where the sources are held, they are rebuilt, and not started."""
+        is_held = generation.holds_sources
+        if self._closes:
+            generation.closes = next_to_close(generation)
         with ThreadPoolExecutor(len(self._definitions), "tidegate-lay-out") as threads:
             laid_out = {each.name: threads.submit(self._lay_out, generation, each) for each in self._definitions}
             starts: dict[str, partial[StreamingQuery]] = {}
             for number, definition in enumerate(self._definitions, start=1):
                 self._begin("laying_out", definition.name, number, len(self._definitions))
-                starts[definition.name] = self._starting(generation, definition, *laid_out[definition.name].result())
+                folders = laid_out[definition.name].result()
+                is_started = bool(definition.inputs) or not is_held
+                start = self._starting(generation, definition, *folders, is_started=is_started)
+                if is_started:
+                    starts[definition.name] = start
         self._start(generation, starts)
         reached(Step.QUERIES_STARTED)
         stages, queries_run = sum(len(each.members) for each in self._definitions), len(self._definitions)
@@ -75,13 +84,13 @@ class Launch:
         """Beside the others: no stage's folders are any other's business."""
         sources = self._built[definition.name].sources
         window = 1 if definition.name in self._ordered else WINDOW
-        closes = definition.name in self._closes
+        closes = definition.name in generation.closes
         return lay_out(self._root, generation, definition, sources, window=window, closes=closes)
 
     def _starting(
-        self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files
+        self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files, *, is_started: bool
     ) -> partial[StreamingQuery]:
-        """What starts the query on its folders."""
+        """What starts the query on its folders. `is_started`: it is about to be."""
         name, built = definition.name, self._built[definition.name]
         stage = generation.stages[name]
         stage.progress.may_end = self._available_now and not definition.inputs
@@ -93,11 +102,11 @@ class Launch:
             available_now=stage.progress.may_end,
         )
         if not definition.inputs:
-            generation.may_pause(name, inheritable_thread_target(self._session)(start))
+            generation.may_pause(name, inheritable_thread_target(self._session)(start), is_started=is_started)
         return partial(start, checkpoint, output)
 
     def _start(self, generation: Generation, starts: dict[str, partial[StreamingQuery]]) -> None:
-        with ThreadPoolExecutor(len(starts), "tidegate-start") as threads:
+        with ThreadPoolExecutor(max(1, len(starts)), "tidegate-start") as threads:
             started = {
                 name: threads.submit(inheritable_thread_target(self._session)(start))
                 for name, start in reversed(starts.items())

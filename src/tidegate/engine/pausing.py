@@ -1,5 +1,6 @@
 """Pausing a source: under backpressure its query is stopped, and goes on when the readers have caught up; behind a
-drain it is too, and goes on if that is cancelled.
+drain it is too, and goes on if that is cancelled. One that is *held* never goes on: the run is to consume what was
+read, and to end.
 
 A stop is not graceful: it hits a batch that is under way. That batch must never be run again in the folders in which it
 was tried: Spark would take what is in them for its outcome. So the source goes on in fresh folders, as another
@@ -48,14 +49,22 @@ class PausableSource:
     """A source's query, as its readers, or its table, want it. `poll` is called from the control thread."""
 
     def __init__(
-        self, stage: RunningStage, start: StartQuery, folders: Callable[[int], tuple[Files, Files]], call: Beside
+        self,
+        stage: RunningStage,
+        start: StartQuery,
+        folders: Callable[[int], tuple[Files, Files]],
+        call: Beside,
+        *,
+        is_started: bool = True,
     ) -> None:
-        """`folders`: of an attempt, that of Spark's checkpoint and that of the output."""
+        """`folders`: of an attempt, that of Spark's checkpoint and that of the output. `is_started`: whether its query
+        is, or is about to be."""
         self._stage = stage
         self._start = start
         self._folders_of = folders
         self._call = call
-        self._phase = _Phase.RUNNING
+        self._phase = _Phase.RUNNING if is_started else _Phase.PAUSED
+        self._is_held = False
         self._attempt = 1
         self._stopping: Future[None] | None = None
         self._starting: Future[StreamingQuery] | None = None
@@ -70,7 +79,9 @@ class PausableSource:
             case _Phase.RUNNING:
                 query = stage.progress.query
                 # One that has ended, or failed, is no longer to be stopped: its own look at it will tell.
-                if not self._is_wanted and stage.progress.batch >= 0 and query is not None and query.isActive:
+                # Before its first batch there is nothing that it could go on from; one that is held need not.
+                may_stop = stage.progress.batch >= 0 or self._is_held
+                if not self._is_wanted and may_stop and query is not None and query.isActive:
                     stage.progress.query = None
                     self._stopping = self._call(f"tidegate-pause-{stage.name}", partial(_stop, query))
                     self._phase = _Phase.STOPPING
@@ -95,7 +106,20 @@ class PausableSource:
     @property
     def _is_wanted(self) -> bool:
         """Behind a drain nobody takes up what it would write, however long its readers are still at work."""
-        return not self._stage.is_held_back and not self._stage.checkpoints.is_drained
+        return not (self._is_held or self._stage.is_held_back or self._stage.checkpoints.is_drained)
+
+    @property
+    def name(self) -> str:
+        return self._stage.name
+
+    def hold(self) -> None:
+        """It reads no more in this generation."""
+        self._is_held = True
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether it is held, does nothing any more, and all that it had committed was taken up."""
+        return self._is_held and self._phase is _Phase.PAUSED and self._stage.progress.has_taken_up_all
 
     def _rebuild_and_start(self) -> StreamingQuery:
         # The stage stands still: it is not looked at by anybody else but for its last batch.

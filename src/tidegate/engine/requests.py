@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -43,12 +44,41 @@ class CancelCheckpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     """That the checkpoint which is being prepared is aborted."""
 
 
-class StopRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="stop"):
-    """That the run ends, after a last checkpoint."""
+class StopRun(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind", tag="stop"
+):
+    """That the run ends, after a last checkpoint; also what was done of that in the end.
+
+    `full`: that one stores all anew. `drain`: sources read no more, and what they have read is consumed by every stage
+    first. `close_windows`: after that, whatever a watermark would close is closed and written out.
+
+    What is not wanted is left out of the request: a run of an older version understands a plain stop.
+    """
 
     full: bool = False
     drain: bool = False
     close_windows: bool = False
+
+    def __post_init__(self) -> None:
+        if self.close_windows and not self.drain:
+            msgspec.structs.force_setattr(self, "drain", True)
+
+    def and_also(self, other: StopRun) -> StopRun:
+        """What satisfies both."""
+        return StopRun(
+            full=self.full or other.full,
+            drain=self.drain or other.drain,
+            close_windows=self.close_windows or other.close_windows,
+        )
+
+    def lacks(self, done: StopRun) -> tuple[str, ...]:
+        """What of this was not done, in words."""
+        wanted = (
+            (self.full, done.full, "stored all anew"),
+            (self.drain, done.drain, "drained"),
+            (self.close_windows, done.close_windows, "closed its windows"),
+        )
+        return tuple(what for is_wanted, is_done, what in wanted if is_wanted and not is_done)
 
 
 Request = TakeCheckpoint | CancelCheckpoint | StopRun
@@ -198,10 +228,19 @@ def ask_to_cancel(paths: RootPaths, files: Files, timeout_s: float) -> Answer:
 
 
 def ask_to_stop(
-    paths: RootPaths, files: Files, timeout_s: float, *, is_awaited: bool = True, request: StopRun | None = None
+    paths: RootPaths,
+    files: Files,
+    timeout_s: float,
+    request: StopRun | None = None,
+    *,
+    is_awaited: bool = True,
 ) -> str | None:
-    """Ask the run to end after a last checkpoint. Returns why it has ended; None, where that is not waited for."""
-    with Asked(paths, files, request or StopRun(), "stop", timeout_s) as asked:
+    """Ask the run to end after a last checkpoint. Returns why it has ended; None, where that is not waited for.
+
+    One that has ended, but not as it was asked to, has not ended well.
+    """
+    wanted = request or StopRun()
+    with Asked(paths, files, wanted, "stop", timeout_s) as asked:
         answer = asked.answer(is_heard_enough=not is_awaited)
         if answer is not None and answer.outcome == "refused":
             raise RequestFailed(f"the run was not stopped: {answer.why}")
@@ -215,6 +254,13 @@ def ask_to_stop(
             is_told = last is not None and last.state in ("finished", "interrupted", "failed")
             has_ended_well = last is not None and last.state == "finished"
             why = last.why if is_told and last is not None else "it was killed, or its machine went down"
+            if has_ended_well and (lacks := wanted.lacks(StopRun())):
+                has_ended_well, why = False, ended_without(why, lacks)
     if not has_ended_well:
         raise RequestFailed(f"the run on {paths.root} has not ended well: {why}")
     return why or ""
+
+
+def ended_without(why: str | None, lacks: Sequence[str]) -> str:
+    """Of a run that has ended in order, but not as somebody had asked it to."""
+    return f"it ended after a last checkpoint, because {why}, but has not {' or '.join(lacks)}"

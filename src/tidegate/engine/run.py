@@ -16,12 +16,13 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from tidegate.engine.closing import is_closed, next_to_close
 from tidegate.engine.control import Remote
 from tidegate.engine.ending import Ending
 from tidegate.engine.feeding import Feed, Feeding
@@ -34,10 +35,11 @@ from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
+from tidegate.engine.requests import StopRun
 from tidegate.engine.rereading import Rereading
 from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
-from tidegate.engine.status import RunStatus, StartingStep, StepName, now
+from tidegate.engine.status import RunStatus, StartingStep, StepName, StoppingStep, now
 from tidegate.engine.stopping import Stop, stopping_by
 from tidegate.errors import (
     CheckpointsFailed,
@@ -102,14 +104,14 @@ def run_pipeline(
     stop: threading.Event | None = None,
     on_step: Callable[[StartingStep], None] | None = None,
     feed: Feed | None = None,
-    closes: Collection[str] = (),
+    closes_windows: bool = False,
     **options: Any,
 ) -> None:
     """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
 
     `on_step` is called with each step of the start, and of every restart. With a `feed` it runs until what that puts in
-    last is consumed; it is not to be restarted. `closes`: queries, by the last stage of each, whose watermark is at the
-    end of time when they go on.
+    last is consumed; it is not to be restarted. `closes_windows`: it reads nothing, closes what is open, and ends: the
+    run before it has consumed all.
     `stop` stops it, when it is set, after a last checkpoint, as Ctrl-C does. Signals reach the main thread only. `view`
     is shown what the run does, several times a second, and in the end that it has finished.
     """
@@ -136,15 +138,25 @@ def run_pipeline(
                 ),
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
-            run.feed, run.closes = feed, closes
+            run.feed = feed
+            if closes_windows:
+                run.close_windows()
             with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.check_before_spark()
             run.start_spark()
             with _leaving_nothing(root_of_run, remote, existed=existed):
-                run.run()
-                remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
+                remote.ended_as = run.run()
+                remote.ended_because = _why_ended(stopping, remote.ended_as)
         if view is not None:
             view(remote.status)
+
+
+def _why_ended(stop: Stop, done: StopRun) -> str:
+    if not stop.wanted:
+        return "all its input is consumed"
+    if stop.how.close_windows and done.close_windows:
+        return "it was told to stop, and has closed its windows"
+    return "it was told to stop, and has drained" if stop.how.drain and done.drain else "it was told to stop"
 
 
 def root_folder(root: str | Path) -> Path:
@@ -222,14 +234,22 @@ class _Run:
         self._remote = remote
         self._on_step = on_step
         self.feed: Feed | None = None
-        self.closes: Collection[str] = ()
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
+        self._holds_sources = False
+        """Whether no generation's sources are to read any more: what they have read is consumed, and the run ends."""
+        self._is_drained = False
+        """Whether all that was read is consumed, at the checkpoint that the next generation goes on from."""
         # The newest one that this run knows of and need not give way to. One that takes over gives way to nobody before
         # it has opened one itself.
         self._newest_generation = None if options.take_over else root.decisions.read().generation
         self._examined: dict[int, Manifest] = {}
+
+    def close_windows(self) -> None:
+        """Do nothing else. All is consumed."""
+        self._stop.ask(StopRun(close_windows=True))
+        self._is_drained = True
 
     def check_before_spark(self) -> None:
         """Refuse at once what needs no Spark to be seen: its start takes a while, and would be for nothing.
@@ -269,19 +289,24 @@ class _Run:
         self._stop.is_starting = False
         return session
 
-    def run(self) -> None:
+    def run(self) -> StopRun:
+        """Until it ends in order. Returns what was done, of what those may have wanted who asked it to stop."""
         with self._rounds:
-            self._run()
+            return self._run()
 
-    def _run(self) -> None:
+    def _run(self) -> StopRun:
         failures = 0
         while True:
             generation: Generation | None = None
             try:
                 generation = self._told(self._open)
                 self._newest_generation = generation.generation
-                self._told(self._drive, generation)
-                return
+                done = self._told(self._drive, generation)
+                if not self._stop.how.lacks(done):
+                    return done
+                # Windows are left to close; or somebody has asked for more when it was too late for this one.
+                self._holds_sources, self._is_drained, failures = True, done.drain, 0
+                continue
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
                 if isinstance(error, _FINAL) or (generation is None and not failures):
                     raise  # what cannot be opened at first is told at once
@@ -292,7 +317,8 @@ class _Run:
                 if generation is not None and generation.has_advanced:
                     failures = 0  # it has come further: this is another failure, not the same again
                 failures += 1
-                if failures > self._options.restarts or self._stop.wanted:
+                self._is_drained = False  # a checkpoint since may have something in flight
+                if failures > self._options.restarts or self._stop.is_soon:
                     self._tell_next(failures)
                     raise
                 first_ms = as_ms("restart_pause", self._options.restart_pause)
@@ -378,6 +404,7 @@ class _Run:
         for sink in fitting.parted:  # all that their tables are to show they do
             with suppress(TidegateError, OSError):
                 sink.forget_staged(opened.generation)
+        closes = self._is_drained and self._stop.how.close_windows
         generation = Generation(
             fitting.queries,
             Ground(self._pipeline.name, self._root.store, self._root.store, opened, fitting.base, fitting.shape),
@@ -392,9 +419,13 @@ class _Run:
                 session,
                 self.begin,
                 available_now=self._options.available_now,
-                closes=self.closes,
+                closes=closes,
             ),
         )
+        self._tell_closed(generation)
+        self._holds_sources |= self._stop.how.drain
+        if self._holds_sources:
+            generation.hold_sources()
         try:
             generation.poll()  # the first round launches it
             self._watch_sources(generation, fitting)
@@ -408,6 +439,16 @@ class _Run:
             raise
         return generation
 
+    def _tell_closed(self, generation: Generation) -> None:
+        """Nobody should wonder where the rows are that a stage drops, because its windows were closed for good."""
+        closed = [name for name, stage in generation.stages.items() if is_closed(stage)]
+        if closed and not self._stop.how.close_windows:
+            _log.warning(
+                "windows were closed (tidegate stop --close-windows): every row that comes from now on is late, and is "
+                "dropped, at %s; tidegate restore goes back to a checkpoint before that",
+                ", ".join(closed),
+            )
+
     def _watch_sources(self, generation: Generation, fitting: SparkFitting) -> None:
         sources = {each.name: fitting.built[each.name].frame for each in self._definitions if not each.inputs}
         self._watch = TopicWatch(sources)
@@ -418,14 +459,14 @@ class _Run:
 
     # -- driving ----------------------------------------------------------------------------------
 
-    def _drive(self, generation: Generation) -> None:
+    def _drive(self, generation: Generation) -> StopRun:
         try:
-            self._drive_to_the_end(generation)
+            return self._drive_to_the_end(generation)
         except KeyboardInterrupt:
             generation.abandon()
             raise
 
-    def _drive_to_the_end(self, generation: Generation) -> None:
+    def _drive_to_the_end(self, generation: Generation) -> StopRun:
         looked = 0.0
         ending = Ending(generation)
         feeding = None if self.feed is None else Feeding(generation, self.feed)
@@ -440,14 +481,14 @@ class _Run:
                 generation.check_queries()
                 self._watch.check(generation.shape)
                 self._rounds.doing("busy with showing what it does")
-                self._show(generation)
-                if not ending.is_begun and self._options.available_now and ending.has_consumed_all():
-                    ending.begin()
+                self._look_whether_consumed(ending)
+                self._show(generation, ending)
             if self._stop.wanted or (feeding is not None and not ending.is_begun and feeding.is_over()):
-                ending.begin()
+                self._begin(ending)
             if ending.is_over():
-                self._show(generation)
-                return
+                self._show(generation, ending)
+                self._check_closed(generation, ending)
+                return ending.done
             self._rounds.doing(None)
             self._pause(generation)
 
@@ -465,8 +506,28 @@ class _Run:
                 return
             look_s = max(_LOOK_EVERY_S, 10 * (time.monotonic() - began))  # of many stages it takes a while
 
-    def _show(self, generation: Generation) -> None:
-        self._tell(self._remote.update(generation, is_stopping=self._stop.wanted))
+    def _check_closed(self, generation: Generation, ending: Ending) -> None:
+        """What was to be closed is, or it would be tried for ever."""
+        left = generation.closes & next_to_close(generation)
+        if left and ending.has_consumed_all:
+            raise StageFailed(min(left), "its windows could not be closed: its watermark is not at the end of time")
+
+    def _look_whether_consumed(self, ending: Ending) -> None:
+        if self._options.available_now or ending.is_draining:
+            ending.look()
+        if self._options.available_now and not ending.is_begun and ending.has_consumed_all:
+            self._begin(ending)
+
+    def _begin(self, ending: Ending) -> None:
+        how = self._stop.how
+        self._holds_sources |= how.drain  # also those of a restart
+        ending.begin(how)
+
+    def _show(self, generation: Generation, ending: Ending) -> None:
+        step: StoppingStep = "draining" if ending.is_draining else "last_checkpoint"
+        if generation.closes if ending.is_draining else ending.goes_on:
+            step = "closing_windows"
+        self._tell(self._remote.update(generation, step if self._stop.wanted else None))
 
     def _tell(self, status: RunStatus) -> None:
         if self._view is not None:

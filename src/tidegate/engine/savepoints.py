@@ -71,7 +71,7 @@ def make_savepoint(
 def _asked_for(root: InspectedRoot, stop: StopRun | None, timeout_s: float) -> CheckpointCompleted:
     """What the run that is alive has taken for this. When it answers, all tables show it."""
     if stop is not None:
-        ask_to_stop(root.paths, root.files, timeout_s, request=stop)
+        ask_to_stop(root.paths, root.files, timeout_s, stop)
         return root.newest()
     taken = ask_for_checkpoint(root.paths, root.files, timeout_s, TakeCheckpoint(full=True))
     checkpoint_id = checkpoint_id_of(taken.checkpoint)
@@ -158,6 +158,6 @@ def savepoint(
     out what is still open, so rows that come later are late.
     """
     ends = stop or drain or close_windows
-    how = StopRun(full=True, drain=drain or close_windows, close_windows=close_windows) if ends else None
+    how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
     place = None if to is None else plain_path(to)
     return make_savepoint(InspectedRoot(plain_path(root)), name, place, stop=how, timeout_s=timeout).folder

@@ -35,6 +35,7 @@ _LAST_CHECKPOINTS: Final = 8
 _RATE_OVER_S: Final = 1.0
 
 RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
+StoppingStep = Literal["draining", "closing_windows", "last_checkpoint"]
 CheckpointState = Literal["preparing", "prepared", "deciding", "committing", "complete", "aborted", "damaged"]
 Obstacle = Literal["in_progress", "sinks_lag", "pause"]
 Progress = Literal["waiting", "aligning", "catching_up", "recording", "storing", "declined", "done"]
@@ -323,7 +324,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     state: Annotated[
         RunState,
         Meta(
-            description="`starting`, `running`, `stopping`: it takes its last checkpoint, `restarting` after a "
+            description="`starting`, `running`, `stopping`: it was told to, see `stopping`, `restarting` after a "
             "failure, or how it ended: `finished`, `interrupted`, `failed`. Where no run is alive, any of the others "
             "means that it was killed"
         ),
@@ -353,6 +354,14 @@ class RunStatus(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Meta(description="what is not as it was at the checkpoint that the run goes on from, and what that means"),
     ] = ()
+    stopping: Annotated[
+        StoppingStep | None,
+        Meta(
+            description="what it does to stop: `draining`: its sources read no more, and what they have read is "
+            "consumed, `closing_windows`: what is open is written out, `last_checkpoint`: it takes its last one; null "
+            "if it was not told to stop"
+        ),
+    ] = None
 
 
 class Observer:
@@ -366,8 +375,8 @@ class Observer:
         self._earlier: deque[CheckpointStatus] = deque(maxlen=_LAST_CHECKPOINTS)
         self._ended: tuple[CheckpointStatus, ...] = ()
 
-    def observe(self, generation: Generation, *, is_stopping: bool = False) -> RunStatus:
-        """The run as it is now. `is_stopping`: it was told to, and takes its last checkpoint."""
+    def observe(self, generation: Generation, stopping: StoppingStep | None = None) -> RunStatus:
+        """The run as it is now. `stopping`: what it does to stop, if it was told to."""
         if generation.generation != self.status.generation:
             self._earlier.extend(self._ended)
             self._rates.clear()
@@ -381,7 +390,8 @@ class Observer:
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=as_moment(self._clock.utc()),
-            state="stopping" if is_stopping else "running",
+            state="running" if stopping is None else "stopping",
+            stopping=stopping,
             why=None,
             step=None,
             generation=generation.generation,
@@ -429,6 +439,7 @@ class Observer:
             step=None,
             in_progress=(),
             due=None,
+            stopping=None,
         )
         return self.status
 

@@ -1,4 +1,4 @@
-"""How a run is told to stop: by Ctrl-C or SIGTERM, or by the event of whoever runs it."""
+"""How a run is told to stop: by Ctrl-C or SIGTERM, from another terminal, or by the event of whoever runs it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
+
+from tidegate.engine.requests import StopRun
 
 # Of its own, so that a view which shows nothing but warnings can show this too.
 _log_of_stops = logging.getLogger("tidegate.stopping")
@@ -22,31 +24,52 @@ class Stop:
 
     While Spark starts the first one does too: there is nothing yet that a last checkpoint could be taken of. A signal
     does not set that event: it is not ours, and may be there for more than one run.
+
+    Of several who ask from other terminals each gets what he has asked for. A signal, or that event, is for who cannot
+    wait: it ends a drain, and the closing of windows, with an ordinary last checkpoint.
     """
 
     def __init__(self, given: threading.Event | None) -> None:
         self._signalled = threading.Event()
-        self._asked = threading.Event()
+        self._asked: list[StopRun] = []  # added to on any thread
         self._given = given
         self.is_starting = True
         self._is_interrupted = False
 
     @property
     def wanted(self) -> bool:
-        return self._signalled.is_set() or self._asked.is_set() or (self._given is not None and self._given.is_set())
+        return bool(self._asked) or self._cannot_wait
 
-    def ask(self) -> None:
+    @property
+    def _cannot_wait(self) -> bool:
+        return self._signalled.is_set() or (self._given is not None and self._given.is_set())
+
+    @property
+    def how(self) -> StopRun:
+        """How it is to end, by what is known of that now, if it is to end at all."""
+        asked = StopRun()
+        for each in tuple(self._asked):
+            asked = asked.and_also(each)
+        return StopRun(full=asked.full) if self._cannot_wait else asked
+
+    @property
+    def is_soon(self) -> bool:
+        """Whether it is wanted, and nothing is to be done before but a last checkpoint."""
+        return self.wanted and not self.how.drain
+
+    def ask(self, how: StopRun) -> None:
         """From another terminal. A signal that comes after it is a first one all the same."""
-        if not self._asked.is_set():
-            _log_of_stops.info("stopping after a last checkpoint (tidegate stop)")
-            self._asked.set()
+        before = self.how if self._asked else None
+        self._asked.append(how)
+        if before is None or self.how != before:
+            _log_of_stops.info("stopping after %s (tidegate stop)", before_the_end(self.how))
 
     def wait(self, seconds: float) -> bool:
-        """Wait that long, or until it is wanted. Tells whether it is."""
+        """Wait that long, or until it is to end soon. Tells whether it is."""
         deadline = time.monotonic() + seconds
-        while not self.wanted and (left := deadline - time.monotonic()) > 0:
+        while not self.is_soon and (left := deadline - time.monotonic()) > 0:
             self._signalled.wait(min(left, _LOOK_EVERY_S))
-        return self.wanted
+        return self.is_soon
 
     def check_not_interrupted(self) -> None:
         """Raise once more what may have been swallowed: some of what is imported while a run starts catches all."""
@@ -61,6 +84,12 @@ class Stop:
             raise KeyboardInterrupt("stopped at once by a second signal")
         _log_of_stops.info("stopping after a last checkpoint (%s)", signal.Signals(number).name)
         self._signalled.set()
+
+
+def before_the_end(how: StopRun) -> str:
+    """What a run still does, for people."""
+    last = "a last full checkpoint" if how.full else "a last checkpoint"
+    return "draining, " * how.drain + "closing windows, " * how.close_windows + last
 
 
 @contextmanager

@@ -162,6 +162,11 @@ class RunningStage:
         self._trimmed_at = self.progress.batch
 
     @property
+    def has_event_time(self) -> bool:
+        """Whether its query has a watermark, or will have one."""
+        return self._place.has_event_time
+
+    @property
     def held(self) -> Collection[SnapshotFile]:
         """The files of its last snapshot."""
         return self._snapshotter.held.values()
@@ -324,7 +329,7 @@ class RunningStage:
         self._attempts_to_store.append(self._attempt)
         return Standing(
             output_sequence=self.channel.sequence,
-            has_event_time=self._place.has_event_time,
+            has_event_time=self.has_event_time,
             watermark_ms=progress.watermark_ms,
             source_position=", ".join(self._source_positions) or None,
             committable=self.output.sealed(progress.batch),

@@ -11,7 +11,7 @@ import atexit
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -91,7 +91,7 @@ def run_pipeline(
         for part in [[step] for step in steps] if restart else [steps]:
             test.feed(part)
         if close_windows:
-            test.close_windows(definitions)
+            test.close_windows()
         return test.read()
     finally:
         with suppress(Exception):  # where Spark is gone, that is told by what has failed
@@ -204,7 +204,7 @@ class _Run:
         self._closed: dict[str, int] | None = None
         self._status: RunStatus | None = None
 
-    def feed(self, steps: Sequence[Mapping[str, Any]], closes: Collection[str] = ()) -> None:
+    def feed(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Run until these are consumed."""
         left = list(steps)
         given = 0
@@ -220,36 +220,27 @@ class _Run:
                 self._sources[name].put(table)
             return Fed({name: each.batches for name, each in self._sources.items()}, is_last=not left)
 
+        self._run(feed=next_step)
+        self._versions.append(self._versions_now())
+
+    def _run(self, **options: Any) -> None:
         self._deadline = time.monotonic() + self._timeout_s
         run(
             self._pipeline,
             self._root,
             self._session,
             view=self._watch,
-            feed=next_step,
-            closes=closes,
             checkpoint_interval="7d",
             checkpoint_timeout="7d",
             restarts=0,
             chain=self._chain,
             fsync=False,
+            **options,
         )
-        if not closes:
-            self._versions.append(self._versions_now())
 
-    def close_windows(self, definitions: Sequence[StageDefinition]) -> None:
-        """Close what is open, of one stage after the other: what comes out of one must not be late at the next."""
-        status = self._status
-        assert status is not None
-        query_of = {name: stage.chained_into or name for name, stage in status.stages.items()}
-        timed = {query_of[name] for name, stage in status.stages.items() if stage.has_event_time}
-        depth = dict.fromkeys(query_of.values(), 0)
-        for each in definitions:
-            query = query_of[each.name]
-            behind = [depth[query_of[name]] for name in each.inputs if query_of[name] != query]
-            depth[query] = max([depth[query], *(found + (query in timed) for found in behind)])
-        for level in sorted({depth[query] for query in timed}):
-            self.feed([], closes={query for query in timed if depth[query] == level})
+    def close_windows(self) -> None:
+        """Close what is open, as `tidegate stop --close-windows` does."""
+        self._run(closes_windows=True)
         self._closed = self._versions_now()
 
     def _watch(self, status: RunStatus) -> None:

@@ -141,8 +141,8 @@ class WholeCluster:
         self.users: list[SimulatedUser] = []
         self.cancelled: set[tuple[int, int]] = set()
         """By generation and epoch: an id that nobody else has heard of may be used again."""
-        self.drained: list[str] = []
-        """The runs that have ended in order."""
+        self.drained: dict[str, StopRun] = {}
+        """The runs that have ended in order, and what they have done for that."""
         self._prefixes = WholePrefix(scenario.dag, {name for name, plan in self.plans.items() if plan.holds_back})
         self.states: dict[tuple[int, str, int], dict[int, int]] = {}
         self._damaged_files: set[str] = set()
@@ -389,17 +389,26 @@ class WholeCluster:
             if read is not None:  # else it has run away, and nobody has seen the batch before
                 self._rows_read[generation, stage, query.batch] = read
 
-    def on_drained(self, run: str, generation: int) -> None:
+    def on_drained(self, run: str, generation: int, done: StopRun) -> None:
         """A run ends in order. Others may have taken over since its last checkpoint, while it was asleep."""
-        if all(each.record.generation != generation for each in self.checkers.completions):
+        own = [each for each in self.checkers.completions if each.record.generation == generation]
+        if not own:
             raise SimulationFailure("Requests", f"generation {generation} has ended without a last checkpoint")
-        self.drained.append(run)
+        reports = own[-1].manifest
+        for name, report in reports.items():
+            # Chains are told stage by stage, and between those of one nothing is ever.
+            behind = {each: at for each, at in report.positions.items() if reports[each].output_sequence != at}
+            if report.in_flight or behind:
+                raise SimulationFailure("Drained", f"{name} has not consumed all at the end: {report}")
+        self.drained[run] = done
 
-    def check_drained(self, run: str, before: int) -> None:
-        """Somebody has said that this run was stopped in order: it was, or one that has taken over from it was, since
-        so many had been."""
+    def check_drained(self, run: str, before: int, wanted: StopRun) -> None:
+        """Somebody has said that this run was stopped as it was asked to: it was, or one that has taken over from it
+        was stopped, since so many had been."""
         if run not in self.drained and len(self.drained) == before:
             raise SimulationFailure("Requests", f"{run} says that it was stopped, and has taken no last checkpoint")
+        if run in self.drained and (lacks := wanted.lacks(self.drained[run])):
+            raise SimulationFailure("Requests", f"{run} says that it was stopped, and has not {lacks}")
 
     def epoch_of(self, sink: str) -> int:
         return max((each.epoch for each in self.table(sink, None).versions()), default=0)
@@ -640,7 +649,8 @@ class WholeCluster:
         rng = self.world.random
         full, unaligned = rng.random() < 0.3, rng.random() < 0.3
         take = TakeCheckpoint(full=full, unaligned=unaligned)
-        self.ask(rng.choice((take, take, CancelCheckpoint(), StopRun())))
+        stop = StopRun(full=full, drain=unaligned)
+        self.ask(rng.choice((take, take, CancelCheckpoint(), stop)))
 
     def ask(self, request: Request) -> None:
         """As soon as a run is alive."""

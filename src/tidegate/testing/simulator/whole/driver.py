@@ -18,6 +18,7 @@ from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
 from tidegate.engine.parting import Reach, part
+from tidegate.engine.requests import StopRun
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables, known_tables
 from tidegate.engine.tables import address_of, check_goes_on, check_shows_nothing, goes_on_from_rows
@@ -196,7 +197,7 @@ class SimulatedDriver:
         self._runs = 0
         self._lock: PlayedLock | None = None
         self._remote: Remote | None = None
-        self._is_stopping = False
+        self._stop: StopRun | None = None
         self._is_bounded = False
 
     # -- life and death ---------------------------------------------------------------------------
@@ -272,7 +273,8 @@ class SimulatedDriver:
         self._drop()
         # It gives way to a generation that it has not opened itself.
         is_over = own is not None and self.cluster.checkers.log.generation > own.generation
-        if is_over or self._is_stopping or isinstance(error, Superseded | Fenced):
+        is_soon = self._stop is not None and not self._stop.drain
+        if is_over or is_soon or isinstance(error, Superseded | Fenced):
             self._end(error)
         elif self._remote is not None:
             self._remote.restarting(str(error))
@@ -301,7 +303,7 @@ class SimulatedDriver:
         if self._remote is not None:
             return
         self._runs += 1
-        self._is_stopping = False
+        self._stop = None
         self._is_bounded = self.world.chance(self.cluster.scenario.available_now)
         self._lock = PlayedLock(self.cluster, self.run)
         self._lock.take_if_free()
@@ -321,9 +323,9 @@ class SimulatedDriver:
     def _clock(self) -> Clock:
         return _SimulatedClock(self.world)
 
-    def _on_stop(self) -> None:
-        self.world.note("{} is asked to stop", self.name)
-        self._is_stopping = True
+    def _on_stop(self, how: StopRun) -> None:
+        self.world.note("{} is asked to stop: {}", self.name, how)
+        self._stop = how if self._stop is None else self._stop.and_also(how)
 
     def _work_at(self, desk: SimulatedDesk, run: int) -> None:
         if self._remote is not None and run == self._runs:
@@ -411,6 +413,8 @@ class SimulatedDriver:
             carrier=Carrier(_SimulatedClock(self.world), self._beside),
         )
         generation.cluster = self.cluster
+        if self._stop is not None and self._stop.drain:
+            generation.hold_sources()
         self.generation, self._ending = generation, Ending(generation)
         self._ticks = 0
         self._tick(generation)
@@ -455,20 +459,28 @@ class SimulatedDriver:
         self._ticks += 1
         if self._ticks % _LOOKS_EVERY == 0:
             generation.check_queries()
-            remote.update(generation, is_stopping=self._is_stopping)
-            if self._is_bounded and not ending.is_begun and ending.has_consumed_all():
-                ending.begin()
-        if self._is_stopping:
-            ending.begin()
+            remote.update(generation, "draining" if ending.is_draining else None)
+            if self._is_bounded or ending.is_draining:
+                ending.look()
+            if self._is_bounded and not ending.is_begun and ending.has_consumed_all:
+                ending.begin(self._stop or StopRun())
+        if self._stop is not None:
+            ending.begin(self._stop)
         if ending.is_over():
-            self.cluster.on_drained(self.run, generation.generation)
-            remote.ended_because = "it was told to stop" if self._is_stopping else "all its input is consumed"
-            self._end(None)
+            self._end_in_order(generation, remote, ending.done)
             return
         self.world.after(TICK_MS, self.process, self._alive, self._tick, generation)
 
+    def _end_in_order(self, generation: Generation, remote: Remote, done: StopRun) -> None:
+        """Somebody may have asked for more when it was too late: he is told so."""
+        self.cluster.on_drained(self.run, generation.generation, done)
+        remote.ended_as = done
+        remote.ended_because = "all its input is consumed" if self._stop is None else "it was told to stop"
+        self._end(None)
+
     def _launch(self, queries: Sequence[StageDefinition], generation: Generation) -> None:
         local: Any = self.files(fails=False)
+        is_held = generation.holds_sources
         self._queries = {}
         starts: dict[str, Callable[[], PlayedQuery]] = {}
         for definition in queries:
@@ -477,9 +489,11 @@ class SimulatedDriver:
             stage = generation.stages[definition.name]
             stage.progress.may_end = self._is_bounded and not definition.inputs
             start = self._starting(generation, definition, sources)
-            starts[definition.name] = partial(start, *folders)
+            is_started = bool(definition.inputs) or not is_held
+            if is_started:
+                starts[definition.name] = partial(start, *folders)
             if not definition.inputs:
-                generation.may_pause(definition.name, start)  # type: ignore[arg-type]
+                generation.may_pause(definition.name, start, is_started=is_started)  # type: ignore[arg-type]
         for name, begin in starts.items():
             generation.stages[name].progress.query = begin()  # type: ignore[assignment]
 

@@ -78,6 +78,6 @@ class SimulatedUser:
             case CancelCheckpoint() if answer.outcome == "done":
                 cluster.cancelled.update((each.generation, each.epoch) for each in answer.checkpoints)
             case StopRun() if answer.outcome == "done":
-                cluster.check_drained(self._asked, self._drained_before)
+                cluster.check_drained(self._asked, self._drained_before, self._request)
             case _:
                 return
