@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import HealthCheck, Phase, example, given, note, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -305,15 +305,27 @@ def play(operations: list[Operation], folder: Path, spark: SparkSession) -> None
     operated.finish()
 
 
+EVERYTHING = [
+    Operation("save", choice=1),
+    Operation("change"),
+    Operation("live", choice=1),
+    Operation("restore", killed_at="table_set_back:1", choice=7),
+    Operation("crash", files=2, choice=5),
+    Operation("fork", killed_at="table_set_back:2"),
+    Operation("save", killed_at="checkpoint_brought:1"),
+    Operation("restore", choice=0),
+]
+
 _HOW: dict[str, Any] = {
     "deadline": None,
-    "phases": (Phase.generate,),
+    "phases": (Phase.explicit, Phase.generate),
     "suppress_health_check": list(HealthCheck),
     "database": None,
 }
 
 
-@settings(max_examples=2, derandomize=True, **_HOW)
+@settings(max_examples=3, derandomize=True, **_HOW)
+@example(operations=EVERYTHING)
 @given(operations=SEQUENCES)
 def test_whatever_an_operator_does_no_row_is_lost_or_doubled(
     operations: list[Operation], tmp_path_factory: pytest.TempPathFactory, spark: SparkSession
