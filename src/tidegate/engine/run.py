@@ -37,6 +37,7 @@ from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, now
 from tidegate.engine.stopping import Stop, stopping_by
+from tidegate.engine.up_to import Target
 from tidegate.errors import (
     CheckpointsFailed,
     ConflictingRows,
@@ -103,7 +104,8 @@ def run_pipeline(
     closes: Collection[str] = (),
     **options: Any,
 ) -> None:
-    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
+    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed; with `up_to`,
+    until all is consumed that another root has read.
 
     `on_step` is called with each step of the start, and of every restart. With a `feed` it runs until what that puts in
     last is consumed; it is not to be restarted. `closes`: queries, by the last stage of each, whose watermark is at the
@@ -116,6 +118,7 @@ def run_pipeline(
     definitions = pipeline.validated()
     settings.check_effect_on(definitions)
     folder = root_folder(root)
+    target = None if settings.up_to is None else Target(settings.up_to, str(folder))
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
@@ -133,13 +136,14 @@ def run_pipeline(
                 ),
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
-            run.feed, run.closes = feed, closes
+            run.feed, run.closes, run.target = feed, closes, target
             with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.check_before_spark()
             run.start_spark()
             with _leaving_nothing(root_of_run, remote, existed=existed):
                 run.run()
-                remote.ended_because = "it was told to stop" if stopping.wanted else "all its input is consumed"
+                consumed = "all its input is consumed" if target is None else f"it has come to {target.name}"
+                remote.ended_because = "it was told to stop" if stopping.wanted else consumed
         if view is not None:
             view(remote.status)
 
@@ -220,6 +224,7 @@ class _Run:
         self._on_step = on_step
         self.feed: Feed | None = None
         self.closes: Collection[str] = ()
+        self.target: Target | None = None
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
@@ -364,6 +369,7 @@ class _Run:
             self.begin,
             may_chain=self._options.chain,
             meant=self._options.meant(),
+            target=self.target,
         ) as fitting:
             fitting.build(number)
             opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
@@ -390,6 +396,7 @@ class _Run:
                 self.begin,
                 available_now=self._options.available_now,
                 closes=self.closes,
+                plans=fitting.plans,
             ),
         )
         try:
@@ -438,7 +445,7 @@ class _Run:
                 self._watch.check(generation.shape)
                 self._rounds.doing("busy with showing what it does")
                 self._show(generation)
-                if not ending.is_begun and self._options.available_now and ending.has_consumed_all():
+                if not ending.is_begun and self._options.ends and ending.has_consumed_all():
                     ending.begin()
             if self._stop.wanted or (feeding is not None and not ending.is_begun and feeding.is_over()):
                 ending.begin()
