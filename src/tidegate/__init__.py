@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.engine.comparing import compare
     from tidegate.engine.inspecting import state
     from tidegate.engine.pipeline import Pipeline
     from tidegate.engine.restoring import restore
@@ -31,6 +32,7 @@ __all__ = [
     "Pipeline",
     "PostgresTable",
     "__version__",
+    "compare",
     "read",
     "restore",
     "state",
@@ -45,6 +47,7 @@ _HOMES: Final = {
     "Memory": "tidegate.sinks.function",
     "Pipeline": "tidegate.engine.pipeline",
     "PostgresTable": "tidegate.sinks.postgres.table",
+    "compare": "tidegate.engine.comparing",
     "read": "tidegate.sinks.delta.reading",
     "restore": "tidegate.engine.restoring",
     "state": "tidegate.engine.inspecting",

@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from tidegate import __version__
 from tidegate.cli import (
     checkpoints,
+    compare,
     demo,
     diff,
     graph,
@@ -82,6 +83,7 @@ app.command("verify")(verify.verify_command)
 app.command("restore")(restore.restore_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("diff")(diff.diff_command)
+app.command("compare")(compare.compare_command)
 app.command("graph")(graph.graph_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)
