@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import tidegate as tg
+from tests.cli.harness import TIDEGATE
 from tests.spark.harness import Crash, at_most, run_to_end, stream, table_rows, write_input, write_rows
 from tidegate.engine.status import RunStatus
 from tidegate.engine.up_to import source_positions
@@ -263,8 +268,6 @@ def test_a_source_of_another_kind_begins_where_the_other_began(tmp_path: Path, s
 
 
 def as_set(table: Path) -> set[tuple[Any, ...]]:
-    import deltalake
-
     return {tuple(each.items()) for each in deltalake.DeltaTable(table).to_pyarrow_table().to_pylist()}
 
 
@@ -296,4 +299,44 @@ def test_a_reader_that_is_slow_does_not_make_a_source_read_more(tmp_path: Path, 
     write_input(tmp_path / "left", 6, 50, first_file=6)
     up_to(tmp_path, spark, max_backlog_segments=1, chain=False)
     assert logged(tmp_path, "b") == logged(tmp_path, "a")
+    assert are_at_one_position(tmp_path)
+
+
+KILLED = """
+from pathlib import Path
+from tests.spark.test_up_to import two_sources
+
+pipeline = two_sources(Path({folder!r}), "b")
+"""
+
+
+@pytest.mark.soak
+def test_processes_that_are_killed_at_any_step_come_to_the_same(tmp_path: Path, spark: SparkSession) -> None:
+    write_input(tmp_path / "left", 8, 10)
+    write_input(tmp_path / "right", 3, 10)
+    run(tmp_path, spark)
+    write_input(tmp_path / "left", 4, 10, first_file=8)
+    write_input(tmp_path / "right", 1, 10, first_file=3)
+    file = tmp_path / "killed.py"
+    file.write_text(KILLED.format(folder=str(tmp_path)), encoding="utf-8")
+    command = [TIDEGATE, "run", str(file), "--root", "root-b", "--up-to", "root-a", "--checkpoint-interval", "200ms"]
+    repository = str(Path(__file__).parents[2])
+    for step in (
+        "stage_restored:2",
+        "queries_started",
+        "stage_cut:3",
+        "slot_claimed",
+        "slot_claimed:2",
+        "sink_committed:2",
+        "all_sinks_committed",
+        None,
+    ):
+        environment = {**os.environ, "PYTHONPATH": repository, **({} if step is None else {"TIDEGATE_KILL_AT": step})}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    assert done.returncode == 0
+    assert logged(tmp_path, "b") == logged(tmp_path, "a")
+    assert sums(tmp_path, "b") == sums(tmp_path, "a")
     assert are_at_one_position(tmp_path)
