@@ -33,6 +33,8 @@ COMMANDS: dict[str, list[str] | None] = {
     "tidegate restore --root state/orders --to 42 --dry-run": None,
     "tidegate restore --root state/orders --to 42 --yes": None,
     "tidegate plan orders.py --root state/orders": None,  # with the example, below
+    "tidegate run orders_new.py --root state/new --up-to state/orders": None,  # the same
+    "tidegate compare --root state/orders --with state/new": None,
     "tidegate demo": None,  # takes long, below
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
@@ -152,6 +154,24 @@ def dev_help() -> str:
     return done.stdout
 
 
+def check_the_guide_to_comparing(folder: Path) -> None:
+    """What docs/comparing.md says, where the example of the front page has run."""
+    changed = (folder / "orders.py").read_text(encoding="utf-8").replace('"lake/', '"trial/')
+    (folder / "orders_new.py").write_text(changed, encoding="utf-8")
+    (folder / "orders" / "3.json").write_text("{}", encoding="utf-8")  # what comes later is not read
+    guide = (ROOT / "docs" / "comparing.md").read_text(encoding="utf-8")
+    for command in re.findall(r"```sh\n(.*?)\n```", guide):
+        done = tidegate(*shlex.split(command)[1:], cwd=folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    (table,) = re.findall(r"```text\n(.*?)```", guide, re.DOTALL)
+    assert done.stdout.splitlines()[1:] == table.splitlines()[1:]
+    (shown,) = re.findall(r"```python\n(.*?)```", guide, re.DOTALL)
+    run = [sys.executable, "-c", shown]
+    found = subprocess.run(run, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stderr
+    assert re.search(r"ckpt-\d+ ckpt-\d+ True \d+", found.stdout)
+
+
 @pytest.mark.slow
 @pytest.mark.spark
 def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
@@ -178,6 +198,7 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
     assert "[200 rows x 4 columns]" in read.stdout
     check_what_is_planned(tmp_path)
     check_the_guide_to_looking_inside(tmp_path)
+    check_the_guide_to_comparing(tmp_path)
 
 
 def check_what_is_planned(folder: Path) -> None:

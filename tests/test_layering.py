@@ -174,6 +174,7 @@ def test_the_table_has_no_cycle() -> None:
 FILE_SYSTEM = ("os", "shutil", "tempfile", "glob", "fcntl", "mmap", "pathlib.Path", "pathlib.PosixPath")
 BESIDE_THE_ROOT = {
     "tidegate.cli": "what commands are given, and what they write",
+    "tidegate.engine.comparing": "two roots as a user names them",
     "tidegate.engine.inspecting": "the root as a user names it, and the folder of a pipeline's file",
     "tidegate.engine.kill_points": "its own process, which it kills when a file of a test's is there",
     "tidegate.engine.pipeline": "the file that a pipeline is written in",

@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from tidegate.engine.comparing import compare
     from tidegate.engine.forking import fork, promote
     from tidegate.engine.inspecting import state
     from tidegate.engine.pipeline import Pipeline
@@ -33,6 +34,7 @@ __all__ = [
     "Pipeline",
     "PostgresTable",
     "__version__",
+    "compare",
     "fork",
     "promote",
     "read",
@@ -50,6 +52,7 @@ _HOMES: Final = {
     "Memory": "tidegate.sinks.function",
     "Pipeline": "tidegate.engine.pipeline",
     "PostgresTable": "tidegate.sinks.postgres.table",
+    "compare": "tidegate.engine.comparing",
     "fork": "tidegate.engine.forking",
     "promote": "tidegate.engine.forking",
     "read": "tidegate.sinks.delta.reading",

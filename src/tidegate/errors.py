@@ -14,6 +14,7 @@
      ├─ RequestFailed            the live run did not do what it was asked for
      ├─ UnknownCheckpoint        the root retains no checkpoint of that id
      ├─ UnknownState             the checkpoint holds no such stage, or nothing of that kind for it
+     ├─ NoCommonPosition         two pipelines have no checkpoints at which both have read the same
      ├─ CheckpointNotVisible     the tables do not show the checkpoint by itself
      ├─ StageFailed              a stage's query failed, more often than it may
      │   └─ DataLost               what a source has yet to read is gone from where it reads
@@ -106,6 +107,10 @@ class UnknownCheckpoint(TidegateError):
 
 class UnknownState(TidegateError):
     """A checkpoint holds no such stage, or no such state of it, or nothing in flight to it."""
+
+
+class NoCommonPosition(TidegateError):
+    """Of two pipelines no two checkpoints that are retained have read the same input."""
 
 
 class CheckpointNotVisible(TidegateError):

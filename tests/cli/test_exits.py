@@ -19,7 +19,19 @@ from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
 
 GUIDE = Path(__file__).parents[2] / "docs" / "commands.md"
-COMMANDS = ("run", "status", "checkpoint", "checkpoints", "verify", "inspect", "diff", "graph", "demo", "simulate")
+COMMANDS = (
+    "run",
+    "status",
+    "checkpoint",
+    "checkpoints",
+    "verify",
+    "inspect",
+    "diff",
+    "compare",
+    "graph",
+    "demo",
+    "simulate",
+)
 
 PIPELINE = """
 import tidegate as tg
@@ -42,6 +54,7 @@ CODES = {
     "ForeignRoot": 3,
     "PipelineChanged": 3,
     "RecoveryRefused": 3,
+    "NoCommonPosition": 3,
     "DamagedLog": 4,
     "DamagedCheckpoint": 4,
     "Superseded": 5,

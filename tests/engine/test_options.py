@@ -35,6 +35,7 @@ GIVEN: dict[str, Any] = {
     "max_backlog_segments": 11,
     "commit_timeout": "12s",
     "available_now": True,
+    "up_to": "/other@ckpt-000042",
     "take_over": True,
     "restarts": 13,
     "restart_pause": "14s",
@@ -142,7 +143,7 @@ def test_what_holds_by_default_is_what_options_say_it_is() -> None:
 
 def test_every_knob_of_a_checkpoint_has_an_option() -> None:
     without = tg.CheckpointConfig()
-    given = settings_of({name: value for name, value in GIVEN.items() if name != "checkpoint"}).config()
+    given = settings_of({name: value for name, value in GIVEN.items() if name not in ("checkpoint", "up_to")}).config()
     of_time = settings_of({"retain": "1h"}).config()
     for name in tg.CheckpointConfig.__struct_fields__:
         changed = of_time if name == "retain_ms" else given
@@ -194,6 +195,7 @@ def test_what_is_given_takes_the_place_of_what_the_config_says_and_leaves_the_re
             {"checkpoint": tg.CheckpointConfig(alignment=tg.AlignmentConfig(unaligned="always", timeout_ms=5))},
             "timeout_ms of the alignment is 5, which has no effect: unaligned is 'always'",
         ),
+        ({"available_now": True, "up_to": "other"}, "available_now is given, which has no effect: the run reads up to"),
         ({"restarts": 0, "restart_pause": "5s"}, "restart_pause is 5s, which has no effect: restarts is 0"),
     ],
 )

@@ -17,7 +17,7 @@ from tests.spark.played import played
 from tidegate.engine.root import Root
 from tidegate.errors import CheckpointNotVisible, InvalidConfig, SinkFailed, UnknownCheckpoint
 from tidegate.sinks.contract import Committable, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta.reading import TableAt, _tables, read
+from tidegate.sinks.delta.reading import TableAt, read, tables_at
 from tidegate.sinks.delta.reading import table_at as find_table_at
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.inspection import InspectedRoot
@@ -113,7 +113,7 @@ class SharedTable:
         record: Any = SimpleNamespace(checkpoint_id=epoch)
         return {
             name: {(row["sink"], row["epoch"]) for row in table.to_arrow().to_pylist()}
-            for name, table in _tables(root, record).items()
+            for name, table in tables_at(root, record).items()
         }
 
 

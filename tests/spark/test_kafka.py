@@ -251,3 +251,29 @@ def test_a_broker_that_is_away_holds_up_no_start_and_what_is_known_of_its_topics
     broker.start()
     client.send("visits", [1])  # waits until it is there
     assert streams_read("rows", visits) == known
+
+
+def test_a_run_reads_exactly_up_to_where_another_root_stands(
+    tmp_path: Path, spark: SparkSession, broker: KafkaBroker, client: KafkaClient
+) -> None:
+    client.create("shared")
+    client.send("shared", range(5))
+    here, there = tmp_path / "here", tmp_path / "there"
+    latest = {"subscribe": "shared", "kafka__bootstrap__servers": broker.servers, "startingOffsets": "latest"}
+    crash_before_the_first_batch(reading(there, **latest), there, spark)
+    client.send("shared", range(100, 150))
+    run(reading(there, **latest), there, spark)
+    client.send("shared", range(200, 250))
+    for _ in range(2):  # from where the other began, and then not a row more
+        settings = {"available_now": False, "up_to": str(there / "root"), "view": at_most(120)}
+        run_to_end(reading(here, **latest), here / "root", spark, **settings)
+        assert shown(here) == shown(there) == Counter(("shared", each) for each in range(100, 150))
+    assert tg.compare(there / "root", here / "root", spark=spark).is_equal
+    run(reading(there, **latest), there, spark)
+    client.send("shared", range(300, 350))
+    run_to_end(reading(here, **latest), here / "root", spark, **settings)
+    assert shown(here) == shown(there)
+    assert shown(here).total() == 100
+    run(reading(here, **latest), here, spark)
+    with pytest.raises(RecoveryRefused, match=r"it has read more \(here: .*shared"):
+        run_to_end(reading(here, **latest), here / "root", spark, **settings)

@@ -168,6 +168,33 @@ class ChangedKey(msgspec.Struct, frozen=True):
     ]
 
 
+class ColumnTypes(msgspec.Struct, frozen=True):
+    """A column that two tables have by different types."""
+
+    root: Annotated[str, Meta(description="its type in the first root's table")]
+    other: Annotated[str, Meta(description="its type in the other's")]
+
+
+class TableDifference(msgspec.Struct, frozen=True, kw_only=True):
+    """How the tables of one sink, of two pipelines, differ: without columns that only one has, or of other types."""
+
+    path: Annotated[str, Meta(description="where the table of the first root is")]
+    other_path: Annotated[str, Meta(description="where that of the other one is")]
+    equal: Annotated[bool, Meta(description="no row differs, and no column has another type")]
+    only_in_root: Annotated[int, Meta(description="rows that only the first table has, or has more often")]
+    only_in_other: Annotated[int, Meta(description="rows that only the other table has, or has more often")]
+    in_both: Annotated[int, Meta(description="rows that both have")]
+    columns_only_in_root: Annotated[tuple[str, ...], Meta(description="they are not compared")]
+    columns_only_in_other: Annotated[tuple[str, ...], Meta(description="they are not compared")]
+    types: Annotated[
+        dict[str, ColumnTypes], Meta(description="columns that have different types, with both: not compared")
+    ]
+    some_only_in_root: Annotated[
+        tuple[dict[str, Any], ...], Meta(description="the first of these rows, as many as `--limit` allows")
+    ]
+    some_only_in_other: Annotated[tuple[dict[str, Any], ...], Meta(description="the same of the other table")]
+
+
 class PlannedStage(msgspec.Struct, frozen=True):
     """What would become of a stage."""
 
@@ -386,6 +413,33 @@ class DiffAnswer(_Answer, tag="diff", kw_only=True):
     ]
 
 
+class CompareAnswer(_Answer, tag="compare", kw_only=True):
+    """`tidegate compare`. Exits with 0 if no row differs, with 1 if some do."""
+
+    root: Root
+    other: Annotated[str, Meta(description="the root of the other pipeline")]
+    checkpoint: Annotated[str, Meta(description="the name of the one of the first root")]
+    other_checkpoint: Annotated[str, Meta(description="the name of the one of the other root")]
+    equal: Annotated[bool, Meta(description="of all tables that were compared")]
+    positions: Annotated[
+        dict[str, str], Meta(description="where the sources of the first root stand, by their names, for people")
+    ]
+    apart: Annotated[
+        dict[str, str],
+        Meta(description="sources that do not stand there in the other, and how, where both checkpoints were named"),
+    ]
+    tables: Annotated[dict[str, TableDifference], Meta(description="by the names of their sinks")]
+    not_compared: Annotated[
+        dict[str, str], Meta(description="sinks of both that are no Delta tables, with what they are")
+    ]
+    sinks_only_in_root: Annotated[tuple[str, ...], Meta(description="by their names")]
+    sinks_only_in_other: Annotated[tuple[str, ...], Meta(description="by their names")]
+    sources_only_in_root: Annotated[tuple[str, ...], Meta(description="by their names")]
+    sources_only_in_other: Annotated[tuple[str, ...], Meta(description="by their names")]
+    watermark_ms: Annotated[int | None, Meta(description="of the first pipeline; null: none")]
+    other_watermark_ms: Annotated[int | None, Meta(description="of the other one; null: none")]
+
+
 class PlanAnswer(_Answer, tag="plan", kw_only=True):
     """`tidegate plan`. Exits with 0 if a run would start, otherwise with what the run would end with."""
 
@@ -580,6 +634,7 @@ Answer = (
     | InspectAnswer
     | RowsAnswer
     | DiffAnswer
+    | CompareAnswer
     | PlanAnswer
     | GraphAnswer
     | SimulateAnswer

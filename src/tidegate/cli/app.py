@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from tidegate import __version__
 from tidegate.cli import (
     checkpoints,
+    compare,
     demo,
     diff,
     fork,
@@ -88,6 +89,7 @@ app.command("fork")(fork.fork_command)
 app.command("promote")(fork.promote_command)
 app.command("inspect")(inspect.inspect_command)
 app.command("diff")(diff.diff_command)
+app.command("compare")(compare.compare_command)
 app.command("graph")(graph.graph_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)

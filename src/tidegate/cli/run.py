@@ -49,6 +49,7 @@ def run_command(
     max_backlog_segments: Annotated[int, of_run("max_backlog_segments", min=1)] = DEFAULTS.max_backlog_segments,
     commit_timeout: Annotated[str, of_run("commit_timeout")] = DEFAULTS.commit_timeout,
     available_now: Annotated[bool, of_run("available_now", "--available-now")] = DEFAULTS.available_now,
+    up_to: Annotated[str | None, of_run("up_to", metavar="ROOT[@ID]")] = DEFAULTS.up_to,
     take_over: Annotated[bool, of_run("take_over", "--take-over")] = DEFAULTS.take_over,
     restarts: Annotated[int, of_run("restarts", min=0)] = DEFAULTS.restarts,
     restart_pause: Annotated[str, of_run("restart_pause")] = DEFAULTS.restart_pause,
@@ -68,6 +69,8 @@ def run_command(
 
     Example: tidegate run orders.py --root state/orders --checkpoint-interval 5s
 
+    Example: tidegate run orders.py --root state/try --up-to state/orders
+
     Example: tidegate run orders.py --root state/orders --conf spark.jars=kafka.jar --conf spark.driver.memory=4g
     """
     settings, renames = settings_in(conf), renames_in(rename)
@@ -77,11 +80,13 @@ def run_command(
     from tidegate.cli.load import load_pipeline
     from tidegate.cli.view import JsonView, LiveView, LogView
     from tidegate.engine.run import run_pipeline
+    from tidegate.engine.up_to import in_full
     from tidegate.spark.session import in_place
     from tidegate.storage.user_paths import plain_path
 
     given = in_place(settings)
     root = plain_path(root)
+    up_to = None if up_to is None else in_full(up_to)
     view = JsonView() if as_json else LiveView(Console()) if sys.stdout.isatty() else LogView()
     try:
         with view, ExitStack() as here:
@@ -107,6 +112,7 @@ def run_command(
                 max_backlog_segments=max_backlog_segments,
                 commit_timeout=commit_timeout,
                 available_now=available_now,
+                up_to=up_to,
                 take_over=take_over,
                 restarts=restarts,
                 restart_pause=restart_pause,

@@ -23,6 +23,7 @@ from tidegate.engine.tables import (
     goes_on_from_rows,
     with_staged_in,
 )
+from tidegate.engine.up_to import Plans, Target, planned
 from tidegate.errors import PipelineChanged
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
@@ -66,9 +67,11 @@ class SparkFitting:
         may_chain: bool = True,
         meant: Meant | None = None,
         gates: Files | None = None,
+        target: Target | None = None,
     ) -> None:
         """`is_set_by_user`: whether a setting of the session is not Spark's own default. `meant`: what the user says of
-        changes. `gates`: where they are to be, by the names that they have in the root, if not there."""
+        changes. `gates`: where they are to be, by the names that they have in the root, if not there. `target`: up to
+        where sources read."""
         self._definitions = definitions
         self._root = root
         self._session = session
@@ -82,6 +85,7 @@ class SparkFitting:
         self._may_chain = may_chain
         self._meant = Meant() if meant is None else meant
         self._gates = root.store if gates is None else gates
+        self._target = target
         self._apart: frozenset[str] = frozenset()
         """Those that cannot be joined to their inputs, because of the checkpoint."""
         self._joined: set[str] = set()
@@ -99,6 +103,8 @@ class SparkFitting:
         self.tables: dict[str, TableAddress] = {}
         """Those that are there."""
         self.changes: tuple[str, ...] = ()
+        self.plans: Plans | None = None
+        """What sources are to read; None: whatever there is."""
 
     def __enter__(self) -> Self:
         return self
@@ -210,6 +216,9 @@ class SparkFitting:
             parted = part(taken, self._definitions, self._root, log, self._meant)
             base, told, self.parted = parted.base, parted.told, parted.before
         shape = check_sources(self._root.store, self._number, base, shape)
+        if self._target is not None:
+            self.plans = planned(self._target, self._root.store, self._number, base, shape, self.built)
+            base = self.plans.base
         shape = {name: msgspec.structs.replace(each, state=self._state_of(name)) for name, each in shape.items()}
         if taken is not None and base is not None:
             told = (*taken.told, *told, *self._check_state(base, shape))

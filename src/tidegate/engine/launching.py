@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from typing import TYPE_CHECKING
@@ -14,10 +14,23 @@ from tidegate.engine.closing import next_to_close
 from tidegate.engine.fitting import Begin
 from tidegate.engine.generation import Generation
 from tidegate.engine.kill_points import Step, reached
+from tidegate.engine.pausing import StartQuery
+from tidegate.engine.stage.progress import Progress
+from tidegate.engine.up_to import Plans
 from tidegate.spark import queries
 from tidegate.spark.causes import failure_of
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.filelog import StageSource, begin_after, move_watermark_to_the_end, restart_source_logs
+from tidegate.spark.filelog import (
+    COMPACT_INTERVAL,
+    StageSource,
+    begin_after,
+    has_moved_watermark,
+    is_begun,
+    move_watermark_to_the_end,
+    plan_batch,
+    plan_no_data,
+    restart_source_logs,
+)
 from tidegate.spark.gate import WINDOW
 from tidegate.spark.output import restore_output
 from tidegate.spark.resting import QueryRest
@@ -47,9 +60,11 @@ class Launch:
         *,
         available_now: bool,
         closes: bool = False,
+        plans: Plans | None = None,
     ) -> None:
         """`definitions`: what is to run. `ordered`: those that may read one segment a batch only. `closes`: the next
-        ones whose windows are to be closed are launched so that they do."""
+        ones whose windows are to be closed are launched so that they do. `plans`: what sources are to read, if not
+        whatever there is."""
         self._definitions = definitions
         self._built = built
         self._ordered = ordered
@@ -58,6 +73,7 @@ class Launch:
         self._begin = begin
         self._available_now = available_now
         self._closes = closes
+        self._plans = plans
 
     def __call__(self, generation: Generation) -> None:
         """Where the sources are held, they are rebuilt, and not started."""
@@ -71,10 +87,15 @@ class Launch:
                 self._begin("laying_out", definition.name, number, len(self._definitions))
                 folders = laid_out[definition.name].result()
                 is_started = bool(definition.inputs) or not is_held
-                start = self._starting(generation, definition, *folders, is_started=is_started)
-                if is_started:
+                start: partial[StreamingQuery] | None
+                if self._plans is None or definition.inputs or is_held:
+                    start = self._starting(generation, definition, *folders, is_started=is_started)
+                else:
+                    start = self._starting_planned(generation, definition, *folders)
+                if start is not None and is_started:
                     starts[definition.name] = start
-        self._start(generation, starts)
+        if starts:
+            self._start(generation, starts)
         reached(Step.QUERIES_STARTED)
         stages, queries_run = sum(len(each.members) for each in self._definitions), len(self._definitions)
         in_queries = "" if stages == queries_run else f" in {queries_run} queries"
@@ -85,25 +106,56 @@ class Launch:
         sources = self._built[definition.name].sources
         window = 1 if definition.name in self._ordered else WINDOW
         closes = definition.name in generation.closes
-        return lay_out(self._root, generation, definition, sources, window=window, closes=closes)
+        folders = lay_out(self._root, generation, definition, sources, window=window, closes=closes)
+        if self._plans is not None and not definition.inputs and not generation.holds_sources:
+            self._lay_plan(self._plans, generation, definition, folders[0])
+        return folders
+
+    def _lay_plan(self, plans: Plans, generation: Generation, definition: StageDefinition, checkpoint: Files) -> None:
+        """Write the batch that a source is to run into Spark's log."""
+        start = generation.stages[definition.name].start
+        cut = None if start is None else start.cut
+        batch = plans.batches[definition.head]
+        if batch is not None:
+            session = self._built[definition.head].frame.sparkSession
+            first = queries.first_metadata(session) if cut is None else ""
+            plan_batch(checkpoint, cut, batch, first, int(session.conf.get(COMPACT_INTERVAL) or 1))
+        elif cut is not None and definition.head in plans.closing and has_moved_watermark(checkpoint, cut):
+            plan_no_data(checkpoint, cut)
 
     def _starting(
         self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files, *, is_started: bool
     ) -> partial[StreamingQuery]:
         """What starts the query on its folders. `is_started`: it is about to be."""
-        name, built = definition.name, self._built[definition.name]
+        name = definition.name
         stage = generation.stages[name]
         stage.progress.may_end = self._available_now and not definition.inputs
-        start = queries.starting(
-            definition,
-            built.frame,
-            generation.sinks.get(name),
-            stage.row_staging(built.schema),
-            available_now=stage.progress.may_end,
-        )
+        trigger = queries.AVAILABLE_NOW if stage.progress.may_end else queries.UNTIL_STOPPED
+        start = self._query(generation, definition, trigger)
         if not definition.inputs:
             generation.may_pause(name, inheritable_thread_target(self._session)(start), is_started=is_started)
         return partial(start, checkpoint, output)
+
+    def _query(self, generation: Generation, definition: StageDefinition, trigger: Mapping[str, bool]) -> StartQuery:
+        name, built = definition.name, self._built[definition.name]
+        rows = generation.stages[name].row_staging(built.schema)
+        return queries.starting(definition, built.frame, generation.sinks.get(name), rows, trigger=trigger)
+
+    def _starting_planned(
+        self, generation: Generation, definition: StageDefinition, checkpoint: Files, output: Files
+    ) -> partial[StreamingQuery] | None:
+        """The same of a source that reads what is planned; None: that is nothing. It is never paused: it has but one
+        batch to run, and started again it must not find anything else to read."""
+        assert self._plans is not None
+        progress = generation.stages[definition.name].progress
+        progress.may_end = True
+        start = partial(self._query(generation, definition, queries.ONE_BATCH), checkpoint, output)
+        if definition.head in self._plans.closing:
+            progress.then = partial(_closing, progress, start)
+        if is_begun(checkpoint, progress.batch + 1):
+            return start
+        progress.has_ended = True
+        return None
 
     def _start(self, generation: Generation, starts: dict[str, partial[StreamingQuery]]) -> None:
         with ThreadPoolExecutor(max(1, len(starts)), "tidegate-start") as threads:
@@ -123,6 +175,14 @@ class Launch:
         for name, query in started.items():  # when all that were started can be stopped
             if (error := query.exception()) is not None:
                 raise failure_of(generation.stages[name].definition, error) from error
+
+
+def _closing(progress: Progress, start: Callable[[], StreamingQuery]) -> StreamingQuery | None:
+    """The batch without data by which a source that keeps state writes out what its watermark has closed."""
+    if not has_moved_watermark(progress.checkpoint, progress.batch):
+        return None
+    plan_no_data(progress.checkpoint, progress.batch)
+    return start()
 
 
 def lay_out(

@@ -93,6 +93,13 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, Meta(description="How long the commit of an epoch to a table may take, until it has failed.")
     ] = "10m"
     available_now: Annotated[bool, Meta(description="Stop when all input is consumed.")] = False
+    up_to: Annotated[
+        str | None,
+        Meta(
+            description="Read exactly up to where the sources of another root stand, at its newest checkpoint, or at "
+            "one that is named as ROOT@ID; stop when that is consumed."
+        ),
+    ] = None
     take_over: Annotated[bool, Meta(description="Start although another run seems alive; that one is superseded.")] = (
         False
     )
@@ -154,6 +161,11 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             given["max_inflight_bytes"] = size_in_bytes("max_inflight", self.max_inflight)
         return msgspec.structs.replace(self.checkpoint.alignment, **given)
 
+    @property
+    def ends(self) -> bool:
+        """Whether it stops by itself."""
+        return self.available_now or self.up_to is not None
+
     def meant(self) -> Meant:
         """What is said of a pipeline that has changed since its checkpoint."""
         return Meant(self.rename, tuple(self.allow_dropped_state))
@@ -183,6 +195,8 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 f"a checkpoint is aborted after {timeout} (checkpoint_timeout)",
                 "make it shorter than that",
             )
+        if self.available_now and self.up_to is not None:
+            raise _without_effect("available_now is given", f"the run reads up to {self.up_to}, and stops there")
         if not self.restarts and self.restart_pause != DEFAULTS.restart_pause:
             raise _without_effect(f"restart_pause is {self.restart_pause}", "restarts is 0", "allow a restart")
 

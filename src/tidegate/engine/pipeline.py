@@ -224,6 +224,7 @@ class Pipeline:
         max_backlog_segments: int = DEFAULTS.max_backlog_segments,
         commit_timeout: str = DEFAULTS.commit_timeout,
         available_now: bool = DEFAULTS.available_now,
+        up_to: str | None = DEFAULTS.up_to,
         take_over: bool = DEFAULTS.take_over,
         restarts: int = DEFAULTS.restarts,
         restart_pause: str = DEFAULTS.restart_pause,
@@ -259,6 +260,8 @@ class Pipeline:
         :param max_backlog_segments: the same in segments: what one batch has written is one
         :param commit_timeout: how long the commit of an epoch to a table may take, until it has failed
         :param available_now: stop when all input is consumed
+        :param up_to: read exactly up to where the sources of another root stand, at its newest checkpoint, or at one
+            that is named as "ROOT@ID"; stop when that is consumed
         :param take_over: start although another run seems alive; that one is superseded
         :param restarts: how often to restart after a stage has failed
         :param restart_pause: how long to wait before the first restart; each further time twice as long, up to a minute
@@ -289,6 +292,7 @@ class Pipeline:
             max_backlog_segments=max_backlog_segments,
             commit_timeout=commit_timeout,
             available_now=available_now,
+            up_to=up_to,
             take_over=take_over,
             restarts=restarts,
             restart_pause=restart_pause,

@@ -161,7 +161,7 @@ class _Trial:
         self._open_gates()
         # Without its sink: what it writes stays here.
         rows = None if definition.inputs else self._stop_before_reading
-        start = queries.starting(definition, built.frame, None, rows, available_now=False)
+        start = queries.starting(definition, built.frame, None, rows, trigger=queries.UNTIL_STOPPED)
         try:
             self._progress.query = start(checkpoint, output)
         except Exception as error:

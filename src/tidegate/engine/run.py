@@ -41,6 +41,7 @@ from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, StoppingStep, now
 from tidegate.engine.stopping import Stop, stopping_by
+from tidegate.engine.up_to import Target
 from tidegate.errors import (
     CheckpointsFailed,
     ConflictingRows,
@@ -107,7 +108,8 @@ def run_pipeline(
     closes_windows: bool = False,
     **options: Any,
 ) -> None:
-    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed.
+    """Run a pipeline on a root until it is stopped or, with `available_now`, until all input is consumed; with `up_to`,
+    until all is consumed that another root has read.
 
     `on_step` is called with each step of the start, and of every restart. With a `feed` it runs until what that puts in
     last is consumed; it is not to be restarted. `closes_windows`: it reads nothing, closes what is open, and ends: the
@@ -119,6 +121,7 @@ def run_pipeline(
     check_settings(settings.conf, spark)
     settings.check_effect_on(pipeline.validated())
     folder = root_folder(root)
+    target = None if settings.up_to is None else Target(settings.up_to, str(folder))
     existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
     with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
         root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
@@ -138,7 +141,7 @@ def run_pipeline(
                 ),
             )
             run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
-            run.feed = feed
+            run.feed, run.target = feed, target
             if closes_windows:
                 run.close_windows()
             with _leaving_nothing(root_of_run, remote, existed=existed):
@@ -146,14 +149,14 @@ def run_pipeline(
             run.start_spark()
             with _leaving_nothing(root_of_run, remote, existed=existed):
                 remote.ended_as = run.run()
-                remote.ended_because = _why_ended(stopping, remote.ended_as)
+                remote.ended_because = _why_ended(stopping, remote.ended_as, target)
         if view is not None:
             view(remote.status)
 
 
-def _why_ended(stop: Stop, done: StopRun) -> str:
+def _why_ended(stop: Stop, done: StopRun, target: Target | None) -> str:
     if not stop.wanted:
-        return "all its input is consumed"
+        return "all its input is consumed" if target is None else f"it has come to {target.name}"
     if stop.how.close_windows and done.close_windows:
         return "it was told to stop, and has closed its windows"
     return "it was told to stop, and has drained" if stop.how.drain and done.drain else "it was told to stop"
@@ -234,6 +237,7 @@ class _Run:
         self._remote = remote
         self._on_step = on_step
         self.feed: Feed | None = None
+        self.target: Target | None = None
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
@@ -393,6 +397,7 @@ class _Run:
             self.begin,
             may_chain=self._options.chain,
             meant=self._options.meant(),
+            target=self.target,
         ) as fitting:
             fitting.build(number)
             opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
@@ -420,6 +425,7 @@ class _Run:
                 self.begin,
                 available_now=self._options.available_now,
                 closes=closes,
+                plans=fitting.plans,
             ),
         )
         self._tell_closed(generation)
@@ -513,9 +519,9 @@ class _Run:
             raise StageFailed(min(left), "its windows could not be closed: its watermark is not at the end of time")
 
     def _look_whether_consumed(self, ending: Ending) -> None:
-        if self._options.available_now or ending.is_draining:
+        if self._options.ends or ending.is_draining:
             ending.look()
-        if self._options.available_now and not ending.is_begun and ending.has_consumed_all:
+        if self._options.ends and not ending.is_begun and ending.has_consumed_all:
             self._begin(ending)
 
     def _begin(self, ending: Ending) -> None:

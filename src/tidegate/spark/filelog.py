@@ -12,6 +12,7 @@ that Spark wrote, and make Spark read logs that we wrote.
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
@@ -37,6 +38,11 @@ _SETTINGS: Final = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": 
 END_OF_TIME_MS: Final = 253_402_300_799_000
 # Where the source logs of a restored stage start again.
 _RESTARTED: Final = '{"logOffset":0}'
+# Of a source that has read nothing yet.
+_NO_OFFSET: Final = "-"
+_COMPACT: Final = ".compact"
+COMPACT_INTERVAL: Final = "spark.sql.streaming.fileSource.log.compactInterval"
+"""A setting: each so many entries, one of a user's own file source holds all before it."""
 
 
 class SinkLogEntry(msgspec.Struct, frozen=True, rename="camel"):
@@ -166,12 +172,16 @@ def is_overrun(checkpoint: Files, batch: int) -> bool:
 
 def read_offsets(checkpoint: Files, batch: int) -> BatchOffsets:
     """Where a committed batch read to."""
-    name = f"offsets/{batch}"
-    lines = _read_lines(checkpoint, name)
+    return offsets_in(checkpoint, f"offsets/{batch}")
+
+
+def offsets_in(files: Files, entry: str) -> BatchOffsets:
+    """The same, by the name of its entry, wherever that is kept."""
+    lines = _read_lines(files, entry)
     if not lines:
-        raise DamagedCheckpoint(f"{checkpoint.location(name)} is missing or empty, though the batch was committed")
-    metadata = _decoded(_metadata_decoder, lines[0], checkpoint, name)
-    sources = tuple(None if line == "-" else line for line in lines[1:])
+        raise DamagedCheckpoint(f"{files.location(entry)} is missing or empty, though the batch was committed")
+    metadata = _decoded(_metadata_decoder, lines[0], files, entry)
+    sources = tuple(None if line == _NO_OFFSET else line for line in lines[1:])
     return BatchOffsets(metadata.batch_watermark_ms or None, sources)
 
 
@@ -236,12 +246,17 @@ def begin_after(checkpoint: Files, batch: int) -> None:
 
     Its sources have yet to be restarted.
     """
-    query_id = uuid.uuid5(uuid.NAMESPACE_URL, checkpoint.location())
-    checkpoint.write("metadata", msgspec.json.encode({"id": str(query_id)}))
+    _write_query_id(checkpoint)
     offsets = msgspec.json.encode(_OffsetMetadata(conf=_SETTINGS)).decode()
     for number in {max(0, batch - 1), batch}:  # Spark asks for the last two
         write_log(checkpoint, f"offsets/{number}", [offsets])
     write_log(checkpoint, f"commits/{batch}", [msgspec.json.encode(_CommitMetadata()).decode()])
+
+
+def _write_query_id(checkpoint: Files) -> None:
+    """Without one Spark does not start a query on logs that are there."""
+    query_id = uuid.uuid5(uuid.NAMESPACE_URL, checkpoint.location())
+    checkpoint.write("metadata", msgspec.json.encode({"id": str(query_id)}))
 
 
 def is_of_files(files: Files, entry: str) -> bool:
@@ -256,6 +271,106 @@ def is_of_files(files: Files, entry: str) -> bool:
 
 def read_source_log(checkpoint: Files, index: int, offset: int) -> list[SourceLogEntry] | None:
     """The files that a file source took up at one offset."""
-    name = f"sources/{index}/{offset}"
-    lines = _read_lines(checkpoint, name)
-    return None if lines is None else [_decoded(_source_decoder, line, checkpoint, name) for line in lines]
+    return source_entries(checkpoint, f"sources/{index}/{offset}")
+
+
+def source_entries(files: Files, entry: str) -> list[SourceLogEntry] | None:
+    """The files that an entry of a file source's log names, wherever that is kept; None if it is gone."""
+    lines = _read_lines(files, entry)
+    return None if lines is None else [_decoded(_source_decoder, line, files, entry) for line in lines]
+
+
+# -- a batch that is planned for a query ----------------------------------------------------------
+#
+# Spark writes where a batch reads to before it runs it. A query that finds such an entry when it is started, and no
+# commit of it, runs exactly that batch first; with a trigger of one batch it ends behind it.
+
+
+class PlannedBatch(msgspec.Struct, frozen=True):
+    """The next batch of a source: where it reads to in each of its streams, None: nowhere yet.
+
+    `entries`: the files that it takes up, by the number of the source log. `firsts`: where sources of other kinds
+    begin, by the same, where this one has not noted that yet.
+    """
+
+    sources: tuple[str | None, ...]
+    entries: dict[int, tuple[SourceLogEntry, ...]] = {}
+    firsts: dict[int, bytes] = {}
+
+
+def log_place(name: str) -> tuple[int, int, bool] | None:
+    """Of an entry of a source log, by its name in Spark's folder: the log, its number, and whether it holds all before
+    it. None: it is none."""
+    folder, _, last = name.rpartition("/")
+    number = last.removesuffix(_COMPACT)
+    above, _, log = folder.partition("/")
+    if above != "sources" or not log.isdigit() or not number.isdigit():
+        return None
+    return int(log), int(number), last != number
+
+
+def plan_batch(checkpoint: Files, cut: int | None, planned: PlannedBatch, first: str, interval: int) -> None:
+    """Make a query that stands behind a batch, or before its first, run this one next.
+
+    `first`: what Spark notes beside where a first batch reads to. `interval`: how often it compacts the logs of files.
+    """
+    for log, data in planned.firsts.items():
+        checkpoint.write(f"sources/{log}/0", data)
+    for log, entries in planned.entries.items():
+        _add_entry(checkpoint, log, entries, interval)
+    if cut is None:
+        _write_query_id(checkpoint)
+    metadata = first if cut is None else _metadata_after(checkpoint, cut)
+    number = 0 if cut is None else cut + 1
+    write_log(checkpoint, f"offsets/{number}", [metadata, *(each or _NO_OFFSET for each in planned.sources)])
+
+
+def plan_no_data(checkpoint: Files, batch: int) -> None:
+    """Make a query that stands behind a batch run one that reads nothing next: what its watermark has closed comes out
+    of it."""
+    plan_batch(checkpoint, batch, PlannedBatch(read_offsets(checkpoint, batch).sources), "", 1)
+
+
+def _metadata_after(checkpoint: Files, batch: int) -> str:
+    """What Spark would note for the batch behind this one: the same settings, and the watermark as it has become."""
+    lines = _read_lines(checkpoint, f"offsets/{batch}") or ["{}"]
+    noted = _decoded(_any_decoder, lines[0], checkpoint, f"offsets/{batch}")
+    name = f"commits/{batch}"
+    committed = _read_lines(checkpoint, name, _COMMIT_VERSIONS)
+    moved = _decoded(_commit_decoder, committed[0], checkpoint, name).next_batch_watermark_ms if committed else 0
+    noted["batchWatermarkMs"] = max(int(noted.get("batchWatermarkMs", 0)), moved)
+    noted["batchTimestampMs"] = time.time_ns() // 1_000_000
+    return msgspec.json.encode(noted).decode()
+
+
+def _add_entry(checkpoint: Files, log: int, entries: Sequence[SourceLogEntry], interval: int) -> None:
+    """Add to the log of a file source. An entry that Spark would compact holds all before it as well."""
+    number = entries[0].batch_id
+    places = [place for name in checkpoint.list(f"sources/{log}") if (place := log_place(name)) is not None]
+    compact = sorted(each for _, each, is_compact in places if is_compact)
+    name = f"sources/{log}/{number}"
+    if (number + 1) % _compacted_every(interval, compact) == 0:
+        since = compact[-1] if compact else 0
+        before = [f"sources/{log}/{each}{_COMPACT if each in compact else ''}" for each in range(since, number)]
+        entries = [*(file for each in before for file in _existing_entries(checkpoint, each)), *entries]
+        name += _COMPACT
+    write_log(checkpoint, name, (msgspec.json.encode(each).decode() for each in entries))
+
+
+def _existing_entries(checkpoint: Files, entry: str) -> list[SourceLogEntry]:
+    found = source_entries(checkpoint, entry)
+    if found is None:
+        raise DamagedCheckpoint(f"{checkpoint.location(entry)} is missing, though entries after it are there")
+    return found
+
+
+def _compacted_every(default: int, compact: Sequence[int]) -> int:
+    """How often Spark compacts a log in which these entries are: it goes on as it did, whatever the setting is now."""
+    if not compact:
+        return default
+    if len(compact) > 1:
+        return compact[-1] - compact[-2]
+    whole = compact[0] + 1
+    if whole <= default or default >= whole // 2:
+        return whole
+    return next((each for each in range(default, whole // 2 + 1) if whole % each == 0), whole)

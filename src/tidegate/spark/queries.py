@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -27,6 +28,7 @@ from tidegate.spark.session import StageSessions
 from tidegate.spark.sources import (
     STREAM_V1,
     check_folder,
+    log_numbers,
     stream_leaves,
     streams_read,
     without_secrets,
@@ -50,6 +52,11 @@ _KAFKA_ADVICE: Final = (
     "that is Spark's connector: give --conf spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 to "
     "tidegate run, or take a session that has it"
 )
+
+UNTIL_STOPPED: Final[Mapping[str, bool]] = {}
+AVAILABLE_NOW: Final[Mapping[str, bool]] = {"availableNow": True}
+ONE_BATCH: Final[Mapping[str, bool]] = {"once": True}
+"""Until when a query runs."""
 
 # Sequence numbers stand where Spark expects milliseconds: it forgets files that are this many segments old. Those
 # that it may meet again, in a gate's log since the last compaction, are an eighth of them at most.
@@ -209,16 +216,12 @@ def _check_source(what: str, frame: DataFrame) -> None:
 def _sources(what: str, frame: DataFrame, gates: dict[str, Files]) -> tuple[StageSource, ...]:
     """The streaming sources, as Spark orders and numbers them: by the plan's leaves, equal ones being one source."""
     names = {gate.location(): name for name, gate in gates.items()}
-    different: list[Any] = []
     found: list[StageSource] = []
-    for leaf in stream_leaves(frame):
+    for leaf, log in zip(stream_leaves(frame), log_numbers(frame), strict=True):
         name = names.get(_option(frame, leaf, "path") or "")
         if name is None:
             raise InvalidPipeline(f"{what} reads a stream of its own; make a source of it, and take that as an input")
-        equal = [number for number, each in enumerate(different) if each.equals(leaf)]
-        if not equal:
-            different.append(leaf)
-        found.append(StageSource(name, equal[0] if equal else len(different) - 1))
+        found.append(StageSource(name, log))
     unread = gates.keys() - {source.input for source in found}
     if unread:
         raise InvalidPipeline(f"{what} takes {min(unread)!r} but does not read it; use it, or leave it out")
@@ -272,12 +275,13 @@ def starting(
     sink: BoundSink | None,
     stage_rows: Callable[[DataFrame, int], None] | None,
     *,
-    available_now: bool,
+    trigger: Mapping[str, bool],
 ) -> Callable[[Files, Files], StreamingQuery]:
     """What starts the stage's query on folders for Spark's checkpoint and for its output, as often as it is called.
 
     It writes native Parquet files in append mode, a folder per batch in the others. `stage_rows` stages the batches of
-    a `sink` that does so itself.
+    a `sink` that does so itself. `trigger`: until when it runs, as Spark takes it; until it is stopped where it is
+    empty.
     """
     partition_by: tuple[str, ...] = ()
     if isinstance(sink, FileSink):
@@ -287,8 +291,8 @@ def starting(
     def start(checkpoint: Files, output: Files) -> StreamingQuery:
         writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
         writer = writer.option("checkpointLocation", checkpoint.location())
-        if available_now:
-            writer = writer.trigger(availableNow=True)
+        if trigger:
+            writer = writer.trigger(**trigger)
         if stage_rows is not None:
             return writer.foreachBatch(stage_rows).start()
         if definition.output_mode != "append":
@@ -304,3 +308,12 @@ def starting(
         return writer.format("parquet").option("path", output.location()).start()
 
     return start
+
+
+def first_metadata(session: SparkSession) -> str:
+    """What Spark notes beside where a first batch reads to: the settings that the query goes on with ever after."""
+    noting = java_class(session, "org.apache.spark.sql.execution.streaming.checkpointing.OffsetSeqMetadata")
+    noted = msgspec.json.decode(noting.apply(0, time.time_ns() // 1_000_000, session._jsparkSession.conf()).json())
+    # What is set for each query by itself has no value yet: it is what the session has by that name.
+    settings = {key: session.conf.get(key) if value is None else value for key, value in noted["conf"].items()}
+    return msgspec.json.encode({**noted, "conf": settings}).decode()

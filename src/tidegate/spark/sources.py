@@ -67,6 +67,18 @@ def stream_leaves(frame: DataFrame) -> Iterator[Any]:
     return (leaf for leaf in (leaves.apply(index) for index in range(leaves.size())) if leaf.isStreaming())
 
 
+def log_numbers(frame: DataFrame) -> tuple[int, ...]:
+    """The number of the source log of each stream, in the same order: those that are equal share one."""
+    different: list[Any] = []
+    found: list[int] = []
+    for leaf in stream_leaves(frame):
+        equal = [number for number, each in enumerate(different) if each.equals(leaf)]
+        if not equal:
+            different.append(leaf)
+        found.append(equal[0] if equal else len(different) - 1)
+    return tuple(found)
+
+
 def streams_read(source: str, frame: DataFrame) -> tuple[SourceStream, ...]:
     """What a source reads, stream by stream. A broker is asked for its topics' ids, but not waited for for long."""
     return tuple(_stream(source, frame, leaf) for leaf in stream_leaves(frame))
@@ -234,8 +246,8 @@ def going_on(
     """
     if len(then) != len(now) or not all(map(_is_same, then, now)):
         raise PipelineChanged(
-            f"source {source!r} no longer reads what it read {since}: that was {_described(then)}, now it is "
-            f"{_described(now)}. Where it stood in the one says nothing of the other: start the changed pipeline on a "
+            f"source {source!r} no longer reads what it read {since}: that was {described(then)}, now it is "
+            f"{described(now)}. Where it stood in the one says nothing of the other: start the changed pipeline on a "
             f"new root with new tables, or change it back; nothing was changed"
         )
     known = []
@@ -261,6 +273,16 @@ def going_on(
     return tuple(known)
 
 
+def are_same(some: tuple[SourceStream, ...], others: tuple[SourceStream, ...]) -> bool:
+    """Whether two sources, of different roots perhaps, read the same streams, in the same order: a position in the one
+    says where the other stands. Topics of one name that are known by different ids are not the same."""
+    return len(some) == len(others) and all(
+        (_is_same(one, other) or _is_same(other, one))
+        and not any(other.ids.get(topic, found) != found for topic, found in one.ids.items())
+        for one, other in zip(some, others, strict=True)
+    )
+
+
 def _is_same(then: SourceStream, now: SourceStream) -> bool:
     if then.format != _KAFKA:
         return then.format == now.format and _lowered(then.reads) == _lowered(now.reads)
@@ -279,7 +301,8 @@ def _set_of(stream: SourceStream, name: str) -> set[str]:
     return set(stream.reads.get(name, "").split(",")) - {""}
 
 
-def _described(streams: tuple[SourceStream, ...]) -> str:
+def described(streams: tuple[SourceStream, ...]) -> str:
+    """What a source reads, for people."""
     return " and ".join(
         f"{each.format} ({', '.join(f'{name}={value}' for name, value in each.reads.items())})" for each in streams
     )

@@ -37,6 +37,8 @@ class Progress:
         self.may_end = False
         """Whether the query ends by itself, as that of a source does with `available_now`."""
         self.has_ended = False
+        self.then: Callable[[], StreamingQuery | None] | None = None
+        """Starts what is to run after a query that has ended by itself, if anything is."""
         self._half_consumed: list[BatchOffsets] = []
         self._achieved: tuple[int, int | None] = (0, watermark_ms)
         self._in_vain = 0
@@ -123,7 +125,11 @@ class Progress:
             raise StageFailed(
                 self._stage, "its query ended without an error and without being done: something has stopped it"
             )
-        self.has_ended = True
+        follows = None if self.then is None else self.then()
+        if follows is None:
+            self.has_ended = True
+        else:
+            self.query = follows
 
     def _check_not_overrun(self) -> None:
         if is_overrun(self.checkpoint, self._next_batch):

@@ -116,7 +116,7 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
     for record in sorted(retained, key=lambda each: each.checkpoint_id, reverse=True):
         if record.aligned:
             try:
-                return _tables(inspected, record)
+                return tables_at(inspected, record)
             except CheckpointNotVisible as error:
                 hidden = hidden or error
             except UnknownCheckpoint:
@@ -133,7 +133,7 @@ def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> T
 
 def _named(root: InspectedRoot, checkpoint_id: int) -> TablesAt:
     try:
-        return _tables(root, root.find(checkpoint_id))
+        return tables_at(root, root.find(checkpoint_id))
     except DamagedCheckpoint as damage:
         raise _damaged(root, checkpoint_id, damage) from damage
     except UnknownCheckpoint as unknown:
@@ -150,11 +150,12 @@ def _readable(root: InspectedRoot, instead_of: int) -> str:
     for record in root.retained():
         if record.checkpoint_id != instead_of:
             with suppress(DamagedCheckpoint, UnknownCheckpoint, CheckpointNotVisible, SinkFailed):
-                found.append(_tables(root, record).checkpoint)
+                found.append(tables_at(root, record).checkpoint)
     return f"what can be read: {', '.join(found)}" if found else "none can be read"
 
 
-def _tables(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
+def tables_at(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
+    """All Delta tables of a checkpoint."""
     manifest = root.manifest(record)
     addresses = _addresses(manifest)
     sharing: dict[str, list[str]] = {}
