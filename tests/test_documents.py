@@ -16,6 +16,7 @@ import pytest
 
 from tests.cli.harness import live_run, seen, tidegate, wait_until
 from tests.cli.strict import answered
+from tests.operating_guide import commands_of, sections
 from tidegate.cli.answers import DemoAnswer, PlanAnswer
 from tidegate.engine.control import Life
 from tools import reference
@@ -99,7 +100,8 @@ def documented_commands() -> set[str]:
 
 
 def test_every_command_in_the_documents_is_known_here() -> None:
-    assert documented_commands() == {*COMMANDS, *ON_A_ROOT, *ON_WHAT_SPARK_HAS_STORED}
+    operating = {each for section in sections() for each in commands_of(section)}  # run by tests/test_operating.py
+    assert documented_commands() == {*COMMANDS, *ON_A_ROOT, *ON_WHAT_SPARK_HAS_STORED, *operating}
 
 
 @pytest.fixture(scope="module")

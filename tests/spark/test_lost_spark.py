@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from tests.spark.harness import table_rows, write_input
+from tidegate.errors import SinkFailed
+from tidegate.spark.session import is_of_the_connection
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 
@@ -154,3 +156,9 @@ def test_a_session_of_the_users_that_is_stopped_ends_the_run_with_one_clear_line
     assert done.returncode == 0, done.stdout + done.stderr
     (told,) = [line for line in done.stdout.splitlines() if line.startswith("told: ")]
     assert told == f"told: {GONE}; the run cannot start another one in its place: start the program again"
+
+
+def test_an_error_that_was_raised_from_itself_is_looked_at_once() -> None:
+    failed = SinkFailed("a table refuses a row")
+    failed.__cause__ = failed
+    assert not is_of_the_connection(failed)

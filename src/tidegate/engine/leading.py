@@ -249,7 +249,8 @@ class Leading:
             try:
                 sink.commit(request.permit, decode_committable(request.committable))
             except Exception as error:
-                raise self._as_failure(name, error) from error
+                failure = self._as_failure(name, error)
+                raise failure from (error if failure is not error else error.__cause__)
             finally:
                 self.committing.pop(name, None)
             reached(Step.SINK_COMMITTED)

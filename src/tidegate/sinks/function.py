@@ -166,6 +166,8 @@ class BoundFunction:
         self.place = place
         self.staging = place.files
         self._records = _Records(place.files)
+        self._schema: StructType | None = None
+        """The stage's columns, as they were checked."""
 
     def describe(self) -> str:
         return self.sink.describe()
@@ -177,8 +179,9 @@ class BoundFunction:
     def identity(self) -> str | None:
         return None
 
-    def check_table(self, _schema: StructType, _output_mode: str) -> bool:
+    def check_table(self, schema: StructType, _output_mode: str) -> bool:
         """A function takes anything, and nothing has to be created for it."""
+        self._schema = schema
         return True
 
     def prepare_table(self, schema: StructType) -> None:
@@ -186,7 +189,10 @@ class BoundFunction:
         self.place.files.write(_SCHEMA, schema.json().encode())
 
     def claim(self) -> None:
-        """What is remembered and staged lies in the root, so it is no other's."""
+        """What is remembered and staged lies in the root, so it is no other's. A root into which a checkpoint was
+        brought does not know the columns yet."""
+        if self._schema is not None and not self.place.files.exists(_SCHEMA):
+            self.prepare_table(self._schema)
 
     def facts(self) -> SinkFacts:
         _, record = self._records.newest()

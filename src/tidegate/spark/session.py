@@ -474,7 +474,9 @@ class RunSession:
 
 def is_of_the_connection(error: BaseException | None) -> bool:
     """Whether an error, or what has caused it, is of the connection to the JVM and not out of it."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # one may have been raised from itself
+        seen.add(id(error))
         if isinstance(error, _py4j_errors.Py4JError) and not isinstance(error, _py4j_errors.Py4JJavaError):
             return True
         if isinstance(error, ConnectionError) and _raised_in(error).startswith("py4j."):
