@@ -96,6 +96,18 @@ def test_rows_in_flight_come_along_in_order_also_where_their_checksum_was_not_kn
     assert found.stages["joined"].in_flight["payments"] == ()
 
 
+def test_nothing_of_it_lies_where_a_run_of_its_generation_writes_or_another_try_has_written() -> None:
+    """Who is killed before it is decided leaves the generation to a run, or to the next try with another id."""
+    root = Memory("root")
+    manifest = a_checkpoint(root)
+    first = Carrying(root, root, manifest, links=True).carry(Numbers(9, 43, 43), {}, {}, ORIGIN)
+    again = Carrying(root, root, manifest, links=True).carry(Numbers(9, 44, 44), {}, {}, ORIGIN)
+    assert references(root, first).isdisjoint(references(root, again))
+    for checkpoint_id, found in ((43, first), (44, again)):
+        assert {RootPaths.kept_for(name) for name in references(root, found)} == {checkpoint_id}
+        assert not any("/stages/" in name for name in references(root, found))
+
+
 def test_what_is_in_flight_to_two_stages_is_carried_once() -> None:
     root, target = Memory("root"), Memory("target")
     manifest = a_checkpoint(root)
