@@ -18,7 +18,7 @@
     snapshots/<stage>/ckpt-000042/…      files of Spark's checkpoint folder, by their path in it, since that checkpoint
     snapshots/<stage>/ckpt-000042/full/… the same, stored anew by a full snapshot
     lists/<stage>/ckpt-000042.json       which files snapshots have, by what has changed since a list before it
-    in-flight/<stage>/ckpt-000042/…      what was in flight from a stage, of a checkpoint that was brought from elsewhere
+    in-flight/<stage>/ckpt-000042/…      what was in flight from a stage, of one that was brought from elsewhere
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
@@ -108,7 +108,7 @@ class RootPaths:
 
     @staticmethod
     def kept_for(name: str) -> int | None:
-        """The checkpoint that a manifest is of, or that a list or a file of a snapshot was kept for, or with which one in
+        """The checkpoint that a manifest is of, that a list or a file of a snapshot was kept for, or with which one in
         flight was brought; None: it is none of these."""
         parts = name.split("/")
         of = (
