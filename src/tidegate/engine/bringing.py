@@ -42,14 +42,15 @@ class Bringing(msgspec.Struct, frozen=True):
     ends_fork: bool = False
     is_within_root: bool = False
 
-    def above(self, tables: Mapping[str, SinkFacts]) -> Above:
-        """The numbers that are in use where it comes from, and in its tables."""
+    def above(self, tables: Mapping[str, SinkFacts], staged_generation: int = 0) -> Above:
+        """The numbers that are in use where it comes from, and in its tables. `staged_generation`: the largest that has
+        staged for one of them."""
         fences = (facts.fence for facts in tables.values())
         epochs = (facts.committed_epoch for facts in tables.values())
         manifest = self.manifest
         return Above(
             max(manifest.checkpoint_id, manifest.epoch, manifest.shown_epoch, *epochs, 0),
-            max(manifest.generation, *fences, 0),
+            max(manifest.generation, staged_generation, *fences),
         )
 
     def store(self, root: Files, request: Bring) -> Brought:

@@ -324,7 +324,7 @@ class _Promoting:
             is_within_root=True,
         )
         tables = PipelineTables(root.store, root.pipeline, root.id, self._addresses, self._copying.own)
-        above = bringing.above(tables.facts())
+        above = bringing.above(tables.facts(), tables.staged_generation())
         RootOpening(root, self._copying.own).bring(bringing, above, discards_others=discard_others)
 
 

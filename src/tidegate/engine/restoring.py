@@ -170,7 +170,7 @@ class Restoring:
             return
         tables = {name: each for name, each in self._addresses.items() if name in self._manifest.shape}
         bringing = Bringing(target.files, self._manifest, target.record.root_id, tables)
-        above = bringing.above(self._tables.facts())
+        above = bringing.above(self._tables.facts(), self._tables.staged_generation())
         opening.bring(bringing, above, discards_others=discard_others, left=self._left)
 
 

@@ -60,6 +60,7 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
     staged_by,
+    staged_generation,
 )
 from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.files import Files
@@ -667,6 +668,20 @@ class SinkConformance:
         assert run.commit(2) is CommitAnswer.COMMITTED
         assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
         run.sink.forget_staged(2)  # may come again
+
+    def test_it_tells_the_largest_generation_that_has_staged(self) -> None:
+        """Whoever takes its table over goes on above that, because who had it may live on."""
+        run = self.start("telling", generation=3)
+        run.stage([(1, "a")])
+        newer = SinkRun(run.sink, 5)
+        newer.stage([(1, "a")])
+        takes_over = isinstance(run.sink, ReversibleSink) and self.creates_table
+        another = self.bound("telling", root="another" if takes_over else "root")
+        assert staged_generation(another) == 5
+        newer.show(1, [(2, "b")])
+        assert staged_generation(another) == 5, "it may stage yet"
+        newer.sink.forget_staged(6)
+        assert staged_generation(another) == 0
 
     def test_a_check_of_what_was_sealed_changes_nothing(self) -> None:
         run = self.start("checked")

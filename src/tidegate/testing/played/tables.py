@@ -421,7 +421,9 @@ class _BoundTable:
         for batch, name in staged:
             if name is None or not self._files.exists(name):
                 raise SinkFailed(f"{self.describe()}: what batch {batch} of {self._place.owner} has staged is gone")
-            target = f"data/{self._place.owner}/{name.removeprefix(f'{_STAGED}/{self._place.owner}/')}"
+            inside = name.removeprefix(f"{_STAGED}/{self._place.owner}/")
+            # Generations are numbers of a root.
+            target = f"data/{self._place.owner}/{self._place.root}/{inside}"
             self._files.keep(target, self._files, name)
             kept.append(target)
         return tuple(kept)
@@ -449,8 +451,12 @@ class _FileTable(_BoundTable):
 class _RowTable(_BoundTable):
     """The sink itself stages each batch: whoever runs the query hands it the rows."""
 
-    def open_staging(self, generation: int, schema: StructType) -> None:
-        """Nothing has to be made."""
+    def open_staging(self, generation: int, schema: StructType) -> None:  # noqa: ARG002 - it takes any rows
+        """That it may stage is told as long as it does."""
+        self._files.write(f"{self._folder(generation)}/open", b"")
+
+    def staged_generation(self) -> int:
+        return max(map(int, self._files.names_in(f"{_STAGED}/{self._place.owner}")), default=0)
 
     def stage(self, generation: int, batch: int, frame: Any) -> int:
         """`frame` is what the query hands on: of a played one, its `PlayedRows`."""
