@@ -18,6 +18,7 @@ from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed, Tide
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, GenerationOpened, decode_decision
+from tidegate.sinks.contract import decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.inspection import references
@@ -412,6 +413,13 @@ class WholeCluster:
         assert record is not None
         self.world.note("checkpoint {} is brought by generation {}", record.checkpoint_id, record.generation)
         decoded = self._decided(root, record)
+        for name, stage in decoded.stages.items():
+            sealed = None if stage.committable is None else decode_committable(stage.committable)
+            if sealed is not None and (sealed.files or sealed.batches):
+                raise SimulationFailure(
+                    "NothingNeededDeleted",
+                    f"{record.checkpoint_id} needs what {name} has staged, which any run forgets",
+                )
         root.checkers.monotone_ids.on_prepared(record.generation, record.checkpoint_id, record.epoch)
         root.checkers.on_brought(record, reports_in(decoded), self._needed_by(root, decoded), decoded.chains)
         root.stages_of[record.generation] = self.versions.specs()
