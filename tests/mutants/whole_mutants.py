@@ -10,10 +10,12 @@ import msgspec
 
 from tests.mutants.mutation import Edit, Switch, rewrite
 from tidegate.engine import bringing, chains, changes, cleaning, launching, renaming
+from tidegate.engine import forking as forking_
 from tidegate.engine import parting as partings
 from tidegate.engine.bringing import Bringing
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
+from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.stage.inputs import Inputs
@@ -122,10 +124,10 @@ def moving(seed: int) -> WholeScenario:
     )
 
 
-def haunted(seed: int) -> WholeScenario:
-    """Roots are lost, and there are still runs on them."""
+def forking(seed: int) -> WholeScenario:
+    """Forks are made and promoted, by users who are killed."""
     whole = moving(seed)
-    return msgspec.structs.replace(whole, drivers=3, brings=0, lost_roots=3, take_overs=5, kills=0, crashes=1)
+    return msgspec.structs.replace(whole, drivers=2, brings=1, lost_roots=0, forks=2, promotions=2, crashes=0, kills=0)
 
 
 def bringing_powerless(seed: int) -> WholeScenario:
@@ -513,7 +515,11 @@ WHOLE_DEFECTS: Final = (
         "a_table_is_looked_through_for_an_epoch_that_it_never_had",
         "tables are set back by the number that a checkpoint was given here, which is above all that they show",
         rewrite(
-            Edit(Manifest.shown_epoch.fget, "self.epoch if self.origin is None else self.origin.epoch", "self.epoch")
+            Edit(
+                vars(Manifest)["shown_epoch"].fget,
+                "self.epoch if self.origin is None else self.origin.epoch",
+                "self.epoch",
+            )
         ),
         "ExactlyOnce",
         30,
@@ -542,6 +548,50 @@ WHOLE_DEFECTS: Final = (
         "NothingLeft",
         30,
         moving,
+    ),
+    # -- forks
+    WholeMutant(
+        "a_promoted_fork_stays_one",
+        "its runs go on with the tables of the fork, which nobody looks at any more",
+        rewrite(Edit(RootOpening._set_tables_back, "root.store.delete([RootPaths.FORK])", "pass")),
+        "Liveness",
+        10,
+        forking,
+    ),
+    WholeMutant(
+        "copies_are_left_to_the_next_run_to_set_back",
+        "tables that are to show a copy are set back to what they never showed",
+        rewrite(Edit(PipelineTables.set_back, "copied = copies.get(name)", "copied = None")),
+        "Liveness",
+        5,
+        forking,
+    ),
+    WholeMutant(
+        "a_fork_that_is_half_made_stays_so",
+        "a run on it begins with tables that are not there",
+        rewrite(Edit(forking_.finish_pending, "if decided is None or", "if True or decided is None or")),
+        "Liveness",
+        10,
+        forking,
+    ),
+    WholeMutant(
+        "a_promotion_takes_numbers_that_the_original_has_used",
+        "what a promoted fork commits is taken for what a table shows already",
+        rewrite(
+            Edit(Bringing.above, "manifest.shown_epoch, *epochs, 0", "manifest.shown_epoch, 0"),
+            Edit(Bringing.above, "staged_generation, *fences", "0"),
+        ),
+        "Liveness",
+        40,
+        forking,
+    ),
+    WholeMutant(
+        "a_checkpoint_within_a_root_is_not_carried",
+        "what is promoted refers to the files of the checkpoint that it was, which are dropped with that",
+        rewrite(Edit(Carrying._copy, "self._target.keep(stored, self._source, source)", "return")),
+        "NothingNeededDeleted",
+        10,
+        forking,
     ),
     # -- changed pipelines
     WholeMutant(

@@ -25,6 +25,7 @@ from pathlib import Path
 import msgspec
 
 from tidegate.engine.bringing import Bringing, pinned
+from tidegate.engine.carrier import Clock
 from tidegate.engine.forks import Fork, ForkedTable, moved, read_fork, write_fork
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.requests import TakeCheckpoint, ask_for_checkpoint
@@ -92,7 +93,7 @@ class Promotion(msgspec.Struct, frozen=True):
         return [f"{each.table.address}: {other}" for each in self.tables for other in each.change.others]
 
 
-class _Copies:
+class Copies:
     """The tables of sinks at new addresses, and what each is to show."""
 
     def __init__(
@@ -195,7 +196,7 @@ def fork_root(
         originals = {name: tables_in(source.manifest)[name].address for name in addresses}
         copies = {name: Copied(original) for name, original in originals.items()}
         manifest = with_tables(source.manifest, addresses)
-        copying = _Copies(made.store, made.id, manifest, addresses, copies, sinks or {})
+        copying = Copies(made.store, made.id, manifest, addresses, copies, sinks or {})
         looked = copying.look()
         for each in looked:
             if each.refused is not None:
@@ -294,7 +295,7 @@ class _Promoting:
         }
         self._addresses = addresses
         manifest = with_tables(self._manifest, addresses)
-        self._copying = _Copies(self._root.files, self._root.id, manifest, addresses, self._copies, sinks)
+        self._copying = Copies(self._root.files, self._root.id, manifest, addresses, self._copies, sinks)
 
     def _files_of(self, sink: str) -> Files:
         return self._root.files.at(RootPaths.sink(sink))
@@ -376,7 +377,7 @@ def _lock_original(fork: Fork, stack: ExitStack, *, take_over: bool) -> None:
         raise RootInUse(f"the pipeline that it was forked from still runs: {error}") from error
 
 
-def finish_pending(root: Root, sinks: Mapping[str, Sink]) -> None:
+def finish_pending(root: Root, sinks: Mapping[str, Sink], clock: Clock | None = None) -> None:
     """See to it that tables are the copies that the root's log has decided, by the sinks of the pipeline at the
     addresses that were decided: these may differ from where its file says, until that is done."""
     log = root.decisions.read()
@@ -384,8 +385,8 @@ def finish_pending(root: Root, sinks: Mapping[str, Sink]) -> None:
     if decided is None or decided.brings is None or not decided.brings.copies:
         return
     manifest = manifest_to_set_back_to(root.store, log, decided.brings.checkpoint_id)
-    copying = _Copies(root.store, root.id, manifest, tables_in(manifest), decided.brings.copies, sinks)
-    RootOpening(root, copying.own).finish()
+    copying = Copies(root.store, root.id, manifest, tables_in(manifest), decided.brings.copies, sinks)
+    RootOpening(root, copying.own, clock=clock).finish()
 
 
 def fork(

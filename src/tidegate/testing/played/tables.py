@@ -112,7 +112,7 @@ class PlayedTable:
         self.on_call = on_call
         self._encode = encode
         self._new_id = new_id
-        self._beside = beside
+        self.beside = beside
 
     @property
     def table(self) -> TableAddress:
@@ -127,16 +127,16 @@ class PlayedTable:
 
     def at(self, address: str) -> PlayedTable:
         """The same sink for a table beside this one."""
-        folder = None if self._beside is None else self._beside.name_at(address)
-        if self._beside is None or not folder:
+        folder = None if self.beside is None else self.beside.name_at(address)
+        if self.beside is None or not folder:
             raise SinkFailed(f"{self.describe()} knows of no table at {address}")
         return PlayedTable(
-            self._beside.at(folder),
+            self.beside.at(folder),
             self._stages,
             on_call=self.on_call,
             encode=self._encode,
             new_id=self._new_id,
-            beside=self._beside,
+            beside=self.beside,
         )
 
     # -- what it shows ----------------------------------------------------------------------------

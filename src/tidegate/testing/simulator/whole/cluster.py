@@ -96,6 +96,10 @@ class WholeScenario(msgspec.Struct, frozen=True):
     """How often somebody brings one of these back."""
     lost_roots: int = 0
     """How often the root is lost, and one of these is brought into another."""
+    forks: int = 0
+    """How often the pipeline goes on on another root, with copies of its tables."""
+    promotions: int = 0
+    """How often these take the place of what they were made from."""
     changes: Changes = Changes()
     tables_fail: float = 0.0
     """How likely a commit fails, beside the store."""
@@ -251,10 +255,9 @@ class WholeCluster:
             found.append(kind(files.at(RootPaths.gate(generation, name, source.input)), files, source.log))
         return found
 
-    @property
-    def shape(self) -> dict[str, StageShape]:
-        """Of the pipeline as it is now."""
-        return {each.name: self._shape(each) for each in self._definitions(None)}
+    def shape(self, driver: SimulatedDriver) -> dict[str, StageShape]:
+        """Of the pipeline as it is now, with the tables that a driver has for it."""
+        return {each.name: self._shape(each) for each in self._definitions(driver)}
 
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
@@ -423,6 +426,8 @@ class WholeCluster:
         root.checkers.monotone_ids.on_prepared(record.generation, record.checkpoint_id, record.epoch)
         root.checkers.on_brought(record, reports_in(decoded), self._needed_by(root, decoded), decoded.chains)
         root.stages_of[record.generation] = self.versions.specs()
+        if opened.brings.ends_fork:
+            root.folder = FIRST
         self._on_retained(root, record)
 
     def _on_retained(self, root: SimulatedRoot, record: CheckpointCompleted) -> None:
@@ -479,11 +484,14 @@ class WholeCluster:
         """A table has another version: what it shows is read from it, as a reader would."""
         by_id = {each.id: each for each in self.roots}
         for folder in self.lake[sink].memory.names_in():
-            seen = self._seen.setdefault((sink, folder), TableSeen(self.dag.stages[sink].paths))
+            seen = self._seen_at(sink, folder)
             for epoch, root, visible in seen.look(self._table_at(sink, folder, None), sink, self.exactly_once):
                 by_id[root].checkers.no_checkpoint_lost.on_epoch_visible(sink, epoch)
                 by_id[root].prefixes.on_visible(sink, epoch, visible)
-        self.exactly_once.visible[sink] = self._seen[sink, self.root.folder].visible
+        self.exactly_once.visible[sink] = self._seen_at(sink, self.root.folder).visible
+
+    def _seen_at(self, sink: str, folder: str) -> TableSeen:
+        return self._seen.setdefault((sink, folder), TableSeen(self.dag.stages[sink].paths))
 
     def look_at_tables(self) -> None:
         for sink in self.lake:
@@ -552,6 +560,8 @@ class WholeCluster:
             (scenario.savepoints, self._save),
             (scenario.brings, self._bring),
             (scenario.lost_roots, self._lose_root),
+            (scenario.forks, self._fork),
+            (scenario.promotions, self._promote),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -704,7 +714,7 @@ class WholeCluster:
 
     def _lose_root(self) -> None:
         """Nobody finds the root any more, but for a run that is still alive there, perhaps."""
-        if not self.savepoints or self.is_moving:
+        if not self.savepoints or self.is_moving or self.root.folder != FIRST:
             self._later(self._lose_root)
             return
         if self.world.random.random() < 0.5:
@@ -727,6 +737,31 @@ class WholeCluster:
             self.is_moving = False
         else:
             self.world.after(30, None, self._bring_to_new)
+
+    def _fork(self) -> None:
+        """Somebody makes a fork, and the pipeline goes on there; who runs it elsewhere may go on, too."""
+        intact = self._intact()
+        if not intact or self.is_moving or self.root.folder != FIRST:
+            self._later(self._fork)
+            return
+        if self.world.random.random() < 0.3:
+            self._go_down()
+        checkpoint_id = self.world.random.choice(intact)
+        made = self.new_root()
+        made.folder = f"of-{made.label}"
+        self._tries("makes a fork", lambda mover: mover.fork(checkpoint_id, made))
+        if len(made.checkers.log):  # else it is no fork, and is thrown away
+            self.go_to(made)
+
+    def _promote(self) -> None:
+        """The fork takes the place of what it was made from; mostly while it does not run."""
+        if self.root.folder == FIRST:
+            self._later(self._promote)
+            return
+        if self.world.random.random() < 0.7:
+            self._go_down()
+        self._tries("promotes the fork", lambda mover: mover.promote())
+        self.look_at_tables()
 
     def _fill_disk(self) -> None:
         self.world.note("the disk is full")

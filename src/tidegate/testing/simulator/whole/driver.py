@@ -13,6 +13,8 @@ from tidegate.engine.carrier import Carrier, Clock
 from tidegate.engine.changes import Meant, TakenUp, take_up
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.ending import Ending
+from tidegate.engine.forking import finish_pending
+from tidegate.engine.forks import read_fork
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
@@ -45,7 +47,7 @@ from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import PlayedQuery, PlayedRows, Step
 from tidegate.testing.simulator.checkers import SimulationFailure
 from tidegate.testing.simulator.whole.files import Killed, Life, SeenFiles
-from tidegate.testing.simulator.whole.roots import SimulatedRoot
+from tidegate.testing.simulator.whole.roots import FIRST, SimulatedRoot
 from tidegate.testing.simulator.world import Process, World
 
 if TYPE_CHECKING:
@@ -308,6 +310,7 @@ class SimulatedDriver:
         self._runs += 1
         self._is_stopping = False
         self.root, self.folder = self.cluster.root, self.cluster.root.folder
+        self.find_tables()
         self._is_bounded = self.world.chance(self.cluster.scenario.available_now)
         self._lock = PlayedLock(self.root, self.run)
         self._lock.take_if_free()
@@ -323,6 +326,23 @@ class SimulatedDriver:
         self._remote.__enter__()
         self._work_at(desks[0], self._runs)
         self._open(self._runs)
+
+    def find_tables(self) -> None:
+        """Those that the pipeline is written for, unless the root is a fork's. Whoever decides anything finishes first
+        what was decided of a fork: the next decision would not."""
+        if not self.cluster.scenario.forks:
+            return
+        store: Any = self.files(fails=True)
+        root = Root(store, "simulated", root_id=self.cluster.new_id())
+        self.folder = FIRST
+        finish_pending(root, self.tables(), OpeningClock(self.world))
+        fork = read_fork(store)
+        if fork is not None:
+            self.folder = next(iter(fork.tables.values())).table.rpartition("/")[2]
+
+    def tables(self) -> dict[str, Any]:
+        """Of all sinks, as it finds them now."""
+        return {each.name: each.sink for each in self.cluster.definitions(self) if each.sink is not None}
 
     def _clock(self) -> Clock:
         return _SimulatedClock(self.world)
@@ -360,7 +380,7 @@ class SimulatedDriver:
         store: Any = self.files(fails=True)
         root = Root(store, "simulated", root_id=self.cluster.new_id())
         sinks = self.sinks(store, root.id)
-        shape = self.cluster.shape
+        shape = self.cluster.shape(self)
         clock = OpeningClock(self.world)
         opening = RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock)
         definitions = self.cluster.definitions(self)
@@ -375,6 +395,7 @@ class SimulatedDriver:
 
     def set_back(self, checkpoint_id: int) -> None:
         """As `tidegate restore` does, which is no run. Raises if it cannot be done."""
+        self.find_tables()
         store: Any = self.files(fails=True)
         root = Root(store, "simulated", root_id=self.cluster.new_id())
         sinks = self.sinks(store, root.id)
@@ -408,7 +429,7 @@ class SimulatedDriver:
         queries = self.cluster.queries(self, base)
         generation = _SimulatedGeneration(
             queries,
-            Ground("simulated", store, local, opened, base, self.cluster.shape, _MOST_IN_A_MANIFEST),
+            Ground("simulated", store, local, opened, base, self.cluster.shape(self), _MOST_IN_A_MANIFEST),
             self.cluster.config_now(),
             sinks,
             Bounds(self.cluster.backlog),

@@ -1,4 +1,5 @@
-"""Users who take checkpoints elsewhere: what `tidegate savepoint` and `tidegate restore` do, in a process that dies.
+"""Users who take checkpoints elsewhere: what `tidegate savepoint`, `restore`, `fork` and `promote` do, in a process
+that dies.
 
 Folders are all that differs: there is no lock that two could wait for, and what is copied cannot be dropped meanwhile,
 because all of it happens at one moment.
@@ -10,19 +11,21 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from tidegate.engine.bringing import Bringing, sealed_when_shown
+from tidegate.engine.forking import Copies, finish_pending, with_tables
+from tidegate.engine.forks import Fork, ForkedTable, read_fork, write_fork
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.savepoints import shown_tables
 from tidegate.engine.setting_back import PipelineTables, known_tables, tables_in
 from tidegate.errors import RecoveryRefused, UnknownCheckpoint
-from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.decision_log import CheckpointCompleted, Copied
 from tidegate.storage.carrying import Carrying, Numbers
 from tidegate.storage.inspection import look_through
 from tidegate.storage.manifest import Manifest, TableAddress, encode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.simulator.whole.driver import OpeningClock, SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, SeenFiles
-from tidegate.testing.simulator.whole.roots import Savepoint, SimulatedRoot
+from tidegate.testing.simulator.whole.roots import FIRST, Savepoint, SimulatedRoot
 
 if TYPE_CHECKING:
     from tidegate.testing.simulator.whole.cluster import WholeCluster
@@ -88,6 +91,7 @@ class SimulatedMover:
         source: Any = SeenFiles(savepoint.disk, self._cluster.world, self._process.life, fails=True)
         manifest = look_through(source, savepoint.record)
         root = self._at(to)
+        self._process.find_tables()
         sinks = self._process.sinks(root.store, root.id)
         log = root.decisions.read()
         here = {name: sink.table for name, sink in sinks.items()}
@@ -98,6 +102,49 @@ class SimulatedMover:
         above = bringing.above(tables.facts(), tables.staged_generation())
         self._begin(80)
         self._opening(root, sinks).bring(bringing, above)
+
+    # -- forks ------------------------------------------------------------------------------------
+
+    def fork(self, checkpoint_id: int, to: SimulatedRoot) -> None:
+        """A second pipeline with the same state, and tables of its own."""
+        source = self._at(self._cluster.root)
+        manifest = self._shown(source, checkpoint_id)
+        sinks = self._process.tables()
+        originals = {name: table.address for name, table in tables_in(manifest).items()}
+        if any(sink.table.address != originals[name] for name, sink in sinks.items()):
+            raise UnknownCheckpoint(f"{checkpoint_id} is of before a promotion, and of other tables")
+        addresses = {name: TableAddress("played", sink.beside.location(to.folder)) for name, sink in sinks.items()}
+        copies = {name: Copied(original) for name, original in originals.items()}
+        made = self._at(to)
+        copying = Copies(made.store, made.id, with_tables(manifest, addresses), addresses, copies, sinks)
+        self._check(copying.look())
+        tables = {name: ForkedTable("played", addresses[name].address, originals[name]) for name in addresses}
+        self._begin(80)
+        write_fork(made.store, Fork("root", source.id, "checkpoint", "now", tables))
+        bringing = Bringing(source.store, manifest, source.id, addresses, copies)
+        self._opening(made, copying.own).bring(bringing, bringing.above({}))
+
+    def promote(self) -> None:
+        """The tables that the fork was made from show what the fork's do, and it goes on with these."""
+        root = self._at(self._cluster.root)
+        fork_folder, self._process.folder = self._process.folder, FIRST
+        sinks = self._process.tables()
+        finish_pending(root, sinks, OpeningClock(self._cluster.world))
+        fork = read_fork(root.store)
+        if fork is None:
+            raise UnknownCheckpoint("it is no fork any more")
+        newest = root.decisions.read().newest
+        self._process.folder = fork_folder
+        manifest = self._shown(root, 0 if newest is None else newest.checkpoint_id)
+        addresses = {name: TableAddress("played", each.original) for name, each in fork.tables.items()}
+        copies = {name: Copied(each.table, replaces=True) for name, each in fork.tables.items()}
+        copying = Copies(root.store, root.id, with_tables(manifest, addresses), addresses, copies, sinks)
+        self._check(copying.look())
+        bringing = Bringing(root.store, manifest, root.id, addresses, copies, ends_fork=True, is_within_root=True)
+        tables = PipelineTables(root.store, PIPELINE, root.id, addresses, copying.own)
+        above = bringing.above(tables.facts(), tables.staged_generation())
+        self._begin(80)
+        self._opening(root, copying.own).bring(bringing, above)
 
     @staticmethod
     def _check(looked: Any) -> None:

@@ -120,6 +120,7 @@ def _moves(rng: random.Random) -> dict[str, int]:
         "savepoints": rng.randint(1, 5),
         "brings": rng.randint(0, 3),
         "lost_roots": rng.choice((0, 0, 1, 2)),
+        **rng.choice(({}, {"forks": 1, "promotions": 1}, {"forks": 2, "promotions": 2})),
     }
 
 
