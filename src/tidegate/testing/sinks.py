@@ -415,6 +415,21 @@ class SinkConformance:
         self.restart("unknown", 3, None).show(3, [(2, "b")])
         assert self.shown("unknown") == Counter([(2, "b")] if self.undoes else [(1, "a"), (2, "b")])
 
+    def test_a_smaller_epoch_of_another_lineage_that_shows_more_is_not_taken_for_a_checkpoint(self) -> None:
+        run = self.start("lineages")
+        if not isinstance(run.sink, ReversibleSink) or not self.undoes:
+            return
+        nothing = run.sealed()
+        run.commit(1, nothing)
+        more = run.show(10, [(1, "a")])
+        run.sink.set_back(manifest_at(1, run.sink, nothing), 2, discards_others=False)
+        SinkRun(run.sink, 3, nothing, 0).commit(17, nothing)
+        run.sink.set_back(manifest_at(10, run.sink, more), 4, discards_others=False)
+        assert self.shown("lineages") == Counter([(1, "a")])
+        run.sink.set_back(manifest_at(17, run.sink, nothing), 5, discards_others=False)
+        assert self.shown("lineages") == Counter()
+        assert run.sink.facts().next_batch == 0
+
     def test_another_root_takes_a_table_over_only_where_it_is_told_to_and_then_the_first_is_refused(self) -> None:
         run = self.start("taken over")
         if not isinstance(run.sink, ReversibleSink) or not self.creates_table:

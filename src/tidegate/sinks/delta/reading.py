@@ -188,9 +188,21 @@ class _Versions:
         return self._open(None, "").version()
 
     def later(self, version: int) -> list[str]:
-        """The sinks of which a version shows a later epoch."""
+        """The sinks of which a version shows a later epoch, or later batches: it was set back to another lineage, whose
+        epochs may be smaller."""
         table = self._at(version)
-        return [sink for sink in self._sinks if self._record(table, sink, "epoch") > self._manifest.shown_epoch]
+        return [
+            sink
+            for sink in self._sinks
+            if self._record(table, sink, "epoch") > self._manifest.shown_epoch
+            or self._exceeds(sink, self._record(table, sink, "batch"))
+        ]
+
+    def _exceeds(self, sink: str, next_batch: int) -> bool:
+        stage = self._manifest.stages.get(sink)
+        if stage is None or stage.committable is None:
+            return False
+        return next_batch > decode_committable(stage.committable).through_batch + 1
 
     def hidden(self, version: int) -> list[str]:
         """The sinks of which a version lacks rows."""

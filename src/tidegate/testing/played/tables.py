@@ -334,8 +334,9 @@ class _BoundTable:
         )
         for number, version in reversed(list(enumerate(table.versions(), start=1))):
             record = version.owners.get(self._place.owner, OwnerRecord())
-            is_known = stage is not None or not record.next_batch
-            if is_known and record.epoch <= to.shown_epoch and record.next_batch > sealed.last_with_rows:
+            # Epochs of another lineage may be smaller though more is shown.
+            is_shown = sealed.last_with_rows < record.next_batch <= sealed.through_batch + 1
+            if record.epoch <= to.shown_epoch and is_shown:
                 return number, version
         raise CheckpointNotVisible(f"{table.describe()} has no version that shows epoch {to.shown_epoch}")
 
