@@ -33,7 +33,6 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.carrying import Carrying
 from tidegate.storage.file_lists import FileList
-from tidegate.storage.manifest import Manifest
 from tidegate.storage.paths import _suffix
 from tidegate.testing.simulator.dag import Dag, random_dag, random_lines
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
@@ -512,20 +511,6 @@ WHOLE_DEFECTS: Final = (
         bringing_powerless,
     ),
     WholeMutant(
-        "a_table_is_looked_through_for_an_epoch_that_it_never_had",
-        "tables are set back by the number that a checkpoint was given here, which is above all that they show",
-        rewrite(
-            Edit(
-                vars(Manifest)["shown_epoch"].fget,
-                "self.epoch if self.origin is None else self.origin.epoch",
-                "self.epoch",
-            )
-        ),
-        "ExactlyOnce",
-        30,
-        moving,
-    ),
-    WholeMutant(
         "a_brought_checkpoint_is_forgotten_when_the_log_is_trimmed",
         "its record counts for nothing below the start of the log, though it is retained",
         rewrite(
@@ -572,17 +557,6 @@ WHOLE_DEFECTS: Final = (
         rewrite(Edit(forking_.finish_pending, "if decided is None or", "if True or decided is None or")),
         "Liveness",
         10,
-        forking,
-    ),
-    WholeMutant(
-        "a_promotion_takes_numbers_that_the_original_has_used",
-        "what a promoted fork commits is taken for what a table shows already",
-        rewrite(
-            Edit(Bringing.above, "manifest.shown_epoch, *epochs, 0", "manifest.shown_epoch, 0"),
-            Edit(Bringing.above, "staged_generation, *fences", "0"),
-        ),
-        "Liveness",
-        40,
         forking,
     ),
     WholeMutant(
