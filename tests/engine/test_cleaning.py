@@ -14,6 +14,7 @@ from tidegate.engine.cleaning import Leftovers
 from tidegate.engine.root import Root
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.retention import StoredFile, deletable
+from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest, references
 from tidegate.storage.paths import RootPaths
@@ -102,6 +103,31 @@ def test_what_older_generations_have_left_goes_with_the_checkpoints_that_refer_t
             assert left_in(second.root, older) == {name for name in named_by(second.root) if name.startswith(older)}, (
                 "what they need, and that alone"
             )
+
+
+def test_what_somebody_has_left_who_was_killed_when_about_to_open_the_generation_goes_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """As one is who brings a savepoint."""
+    with played(tmp_path) as first:
+        take(first, 2)
+        store, log = first.root.store, first.root.decisions.read()
+        killed = log.last_checkpoint_id + 1
+        StoredDecisions(store).mark_used(killed)
+        left = [
+            RootPaths.manifest(log.next_generation, killed),
+            RootPaths.snapshot_file(log.next_generation, "source", killed, "commits/0"),
+            RootPaths.file_list(log.next_generation, "source", killed),
+            RootPaths.carried_in_flight(log.next_generation, killed, "generations/000001/stages/source/output/part"),
+        ]
+        for name in left:
+            store.write(name, b"killed")
+    with played(tmp_path) as second:
+        assert all(map(second.root.store.exists, left))
+        take(second, 1)
+        assert not any(map(second.root.store.exists, left))
+        assert left_in(second.root, RootPaths.generation(1)) <= named_by(second.root)
+        assert named_by(second.root) <= left_in(second.root, RootPaths.GENERATIONS)
 
 
 def test_a_start_reads_nothing_that_only_older_checkpoints_refer_to(tmp_path: Path) -> None:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from tests.flows.by_hand import PATIENCE, ByHand
 from tests.protocol.logs import complete, log_with
-from tidegate.errors import Superseded, UnknownCheckpoint
-from tidegate.flows.opening import Opened, Opening
+from tidegate.errors import StoreUnavailable, Superseded, UnknownCheckpoint
+from tidegate.flows.opening import Above, Opened, Opening
 from tidegate.flows.requests import (
+    Bring,
     Claim,
     Examine,
     Fence,
     Fit,
     HasLeftovers,
     LargestMarked,
+    Mark,
     ReadLog,
     ReadSinks,
     SetTablesBack,
 )
-from tidegate.protocol.decision_log import DecisionLog, GenerationOpened
+from tidegate.protocol.decision_log import Brought, DecisionLog, GenerationOpened
 from tidegate.protocol.recovery import Refuse, SinkFacts
 
 
@@ -193,3 +195,117 @@ def test_a_run_that_takes_over_first_wins() -> None:
     by_hand.read()
     assert [type(error) for error in by_hand.failures] == [Superseded]
     assert not by_hand.host.asked(SetTablesBack)
+
+
+# -- bringing a checkpoint from elsewhere -----------------------------------------------------------
+
+
+class BroughtByHand(OpenedByHand):
+    def __init__(self, log: DecisionLog, above: Above | None = None) -> None:
+        self._above = above or Above()
+        self.decided: GenerationOpened | None = None
+        super().__init__(log)
+
+    async def _open(self) -> None:
+        self.decided = await Opening(self.host, "me", PATIENCE).bring(self._above, left=("mine",))
+
+    def look(self, marked: int = 0) -> None:
+        self.read()
+        self.host.answer(LargestMarked, marked)
+
+    def store(self) -> Bring:
+        """What is asked for is done."""
+        (asked,) = self.host.asked(Bring)
+        number = asked.checkpoint_id
+        self.host.answer(Bring, Brought(number, number, "manifest", "0" * 64, aligned=True))
+        return asked
+
+
+def test_an_id_is_marked_before_anything_is_stored_and_all_is_stored_before_it_is_decided() -> None:
+    by_hand = BroughtByHand(log_with(1, 2, 3))
+    by_hand.look(marked=5)
+    assert by_hand.host.asked(Mark) == [Mark(6)]
+    assert not by_hand.host.asked(Bring)
+    by_hand.host.answer(Mark)
+    assert not by_hand.host.asked(Claim)
+    assert by_hand.store() == Bring(2, 6)
+    (claim,) = by_hand.host.asked(Claim)
+    assert isinstance(claim.record, GenerationOpened)
+    assert (claim.record.base, claim.record.sets_back, claim.record.left) == (6, True, ("mine",))
+    assert not by_hand.host.asked(SetTablesBack)
+    by_hand.win()
+    (asked,) = by_hand.host.asked(SetTablesBack)
+    assert asked.checkpoint == by_hand.log.completed(6)
+    by_hand.host.answer(SetTablesBack)
+    assert by_hand.decided == by_hand.log.setting_back
+    assert by_hand.log.retained == (1, 2, 3, 6)
+
+
+def test_its_numbers_are_above_all_that_are_in_use_here_and_elsewhere() -> None:
+    by_hand = BroughtByHand(DecisionLog(), Above(checkpoint_id=40, generation=12))
+    by_hand.look()
+    by_hand.host.answer(Mark)
+    assert by_hand.store() == Bring(13, 41)
+    log = log_with(1, 2)
+    log.append(log.opening("another", 2))
+    by_hand = BroughtByHand(log, Above(checkpoint_id=1, generation=1))
+    by_hand.look(marked=1)
+    by_hand.host.answer(Mark)
+    assert by_hand.store() == Bring(3, 3)
+
+
+def test_one_that_loses_to_a_checkpoint_is_stored_anew_under_another_id() -> None:
+    by_hand = BroughtByHand(log_with(1, 2))
+    by_hand.look()
+    by_hand.host.answer(Mark)
+    assert by_hand.store() == Bring(2, 3)
+    complete(by_hand.log, 4)
+    by_hand.host.answer(Claim, False)
+    by_hand.read()
+    by_hand.look(marked=4)
+    by_hand.host.answer(Mark)
+    assert by_hand.store() == Bring(2, 5)
+    by_hand.win()
+    by_hand.host.answer(SetTablesBack)
+    assert by_hand.decided is not None
+    assert by_hand.decided.base == 5
+
+
+def test_one_that_loses_to_a_run_gives_way() -> None:
+    by_hand = BroughtByHand(log_with(1, 2))
+    by_hand.look()
+    by_hand.host.answer(Mark)
+    by_hand.store()
+    by_hand.log.append(by_hand.log.opening("another", 2))
+    by_hand.host.answer(Claim, False)
+    by_hand.read()
+    assert [type(error) for error in by_hand.failures] == [Superseded]
+    assert not by_hand.host.asked(SetTablesBack)
+
+
+def test_what_could_not_be_stored_is_stored_again_under_the_same_numbers_and_nothing_is_decided() -> None:
+    by_hand = BroughtByHand(log_with(1, 2))
+    by_hand.look()
+    by_hand.host.fail(Mark)
+    by_hand.host.sleep()
+    by_hand.host.answer(Mark)
+    asked = by_hand.host.asked(Bring)
+    for _ in range(30):
+        by_hand.host.fail(Bring)
+        if by_hand.failures:
+            break
+        by_hand.host.sleep()
+        assert by_hand.host.asked(Bring) == asked
+    assert [type(error) for error in by_hand.failures] == [StoreUnavailable]
+    assert not by_hand.host.asked(Claim)
+
+
+def test_whoever_comes_next_finishes_what_was_brought() -> None:
+    log = log_with(1, 2)
+    brought = Brought(9, 9, "manifest", "0" * 64, aligned=True)
+    log.append(log.opening("somebody", 9, sets_back=True, brings=brought))
+    opening = OpenedByHand(log)
+    opening.host.answer(ReadSinks, {"table": SinkFacts(2, fence=1)})
+    opening.read()
+    (asked,) = opening.host.asked(SetTablesBack)
+    assert (asked.checkpoint, asked.decided) == (log.completed(9), log.setting_back)

@@ -47,8 +47,8 @@ FLOW_DEFECTS: Final = (
             ),
             Edit(
                 Opening.open,
-                "answer, log = await self._store.claim(proposed)",
-                "answer, found = await self._store.claim(proposed)\n"
+                "answer, log = await self.store.claim(proposed)",
+                "answer, found = await self.store.claim(proposed)\n"
                 "log = DecisionLog.from_records([*log, proposed]) if found is None else found",
             ),
         ),
@@ -446,13 +446,13 @@ FLOW_DEFECTS: Final = (
         rewrite(
             Edit(
                 Opening.recover,
-                "log = await self._store.insist(ReadLog())",
-                "log, sinks = earlier, await self._store.insist(ReadSinks())",
+                "log = await self.store.insist(ReadLog())",
+                "log, sinks = earlier, await self.store.insist(ReadSinks())",
             ),
             Edit(
                 Opening.recover,
-                "sinks = await self._store.insist(ReadSinks())",
-                "earlier = await self._store.insist(ReadLog())",
+                "sinks = await self.store.insist(ReadSinks())",
+                "earlier = await self.store.insist(ReadLog())",
             ),
         ),
         Simulated("NoCheckpointLost", 60, scenarios.slow_recovery),
@@ -461,7 +461,7 @@ FLOW_DEFECTS: Final = (
         "what_another_run_writes_is_left_over",
         Section.OWN,
         "a run refuses a root because of what another one has begun to write there meanwhile",
-        rewrite(Edit(Opening._has_leftovers, "log = await self._store.insist(ReadLog())", "return True")),
+        rewrite(Edit(Opening._has_leftovers, "log = await self.store.insist(ReadLog())", "return True")),
         Simulated("NoCheckpointLost", 40, scenarios.opened_at_once),
     ),
     Mutant(

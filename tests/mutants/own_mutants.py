@@ -428,7 +428,9 @@ OWN_DEFECTS: Final = (
         "vacuum_does_not_ask_what_is_retained",
         Section.OWN,
         "files are deleted by their age alone, though a retained checkpoint is read by them",
-        rewrite(Edit(Keeper._vacuum, "versions_of(self._sink.path, self._place.stage, retained())", "[]")),
+        rewrite(
+            Edit(Keeper._vacuum, "versions_of(self._sink.path, self._place.stage, retained(), self._place.root)", "[]")
+        ),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     Mutant(

@@ -9,10 +9,12 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tests.mutants.mutation import Edit, Switch, rewrite
-from tidegate.engine import chains, changes, cleaning, launching, renaming
+from tidegate.engine import bringing, chains, changes, cleaning, copies, launching, renaming
 from tidegate.engine import parting as partings
+from tidegate.engine.bringing import Bringing
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
+from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.stage.inputs import Inputs
@@ -22,11 +24,13 @@ from tidegate.flows.leader import Leader
 from tidegate.flows.opening import Opening
 from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.config import AlignmentConfig
+from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.recovery import recover
 from tidegate.protocol.retention import deletable
 from tidegate.spark import snapshot
 from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
+from tidegate.storage.carrying import Carrying
 from tidegate.storage.file_lists import FileList
 from tidegate.storage.paths import _suffix
 from tidegate.testing.simulator.dag import Dag, random_dag, random_lines
@@ -100,6 +104,32 @@ def going_back(seed: int) -> WholeScenario:
         power_losses=0,
         standstills=0,
     )
+
+
+def moving(seed: int) -> WholeScenario:
+    """Checkpoints are taken elsewhere and brought back, again and again, with much in flight."""
+    whole = random_whole_scenario(seed, set_backs=0, movers=True)
+    alignment = AlignmentConfig(unaligned="always", timeout_ms=20, max_inflight_bytes=10**6)
+    return msgspec.structs.replace(
+        whole,
+        config=msgspec.structs.replace(whole.config, alignment=alignment),
+        rows=dict.fromkeys(whole.rows, 60),
+        savepoints=6,
+        brings=3,
+        lost_roots=1,
+        damages=0,
+        standstills=0,
+    )
+
+
+def forking(seed: int) -> WholeScenario:
+    """Forks are made and promoted, by users who are killed."""
+    whole = moving(seed)
+    return msgspec.structs.replace(whole, drivers=2, brings=1, lost_roots=0, forks=2, promotions=2, crashes=0, kills=0)
+
+
+def bringing_powerless(seed: int) -> WholeScenario:
+    return msgspec.structs.replace(moving(seed), power_losses=4)
 
 
 def changed(seed: int) -> WholeScenario:
@@ -396,14 +426,145 @@ WHOLE_DEFECTS: Final = (
         "who is killed between the two has set tables back that a run takes for put back by somebody else",
         rewrite(
             Edit(
-                Opening.set_back,
-                "answer, log = await self._store.claim(proposed)",
-                "await set_tables_back(self._store, log, proposed)\nanswer, log = await self._store.claim(proposed)",
+                Opening._decided,
+                "answer, log = await self.store.claim(proposed)",
+                "from tidegate.flows.requests import ReadLog\n"
+                "log = await self.store.insist(ReadLog())\n"
+                "await set_tables_back(self.store, log, proposed)\n"
+                "answer, log = await self.store.claim(proposed)",
             )
         ),
         "NoCheckpointLost",
         20,
         going_back,
+    ),
+    # -- savepoints, and roots that are lost
+    WholeMutant(
+        "a_checkpoint_is_brought_under_an_id_that_is_not_marked",
+        "who is killed leaves files under an id that a run uses again",
+        rewrite(Edit(Opening.bring, "await self.store.insist(Mark(checkpoint_id))", "pass")),
+        "NothingLeft",
+        30,
+        moving,
+    ),
+    WholeMutant(
+        "it_is_decided_to_bring_a_checkpoint_before_it_is_stored",
+        "the log names a checkpoint whose files are not there",
+        rewrite(
+            Edit(
+                Bringing.store,
+                "carried = carrying.carry(",
+                "carried = (lambda *given: manifest)(",
+            ),
+        ),
+        "NothingNeededDeleted",
+        5,
+        moving,
+    ),
+    WholeMutant(
+        "tables_are_not_taken_over",
+        "those of a root that was lost cannot be set back",
+        rewrite(Edit(PipelineTables._set_back, "decided.brings is not None", "False")),
+        "Liveness",
+        5,
+        moving,
+    ),
+    WholeMutant(
+        "a_brought_checkpoint_names_staged_rows",
+        "what is sealed of a checkpoint that all tables show is looked for, and was forgotten long ago",
+        rewrite(
+            Edit(
+                bringing.sealed_when_shown,
+                "name: Committable(each.through_batch, shown_through=each.last_with_rows).encode()",
+                "name: each.encode()",
+            )
+        ),
+        "NothingNeededDeleted",
+        20,
+        moving,
+    ),
+    WholeMutant(
+        "what_is_in_flight_is_not_carried",
+        "a checkpoint that was brought names files in flight that are nowhere",
+        rewrite(
+            Edit(Carrying._in_flight, 'self._copy(f"{path}, in flight,", stored, path, size_bytes, sha256)', "pass")
+        ),
+        "Liveness",
+        20,
+        moving,
+    ),
+    WholeMutant(
+        "what_is_in_flight_is_left_out_of_what_is_carried",
+        "rows that were in flight at a savepoint are lost",
+        rewrite(Edit(Carrying.carry, "self._segments(segments, to) for", "() for")),
+        "Liveness",
+        20,
+        moving,
+    ),
+    WholeMutant(
+        "what_is_carried_is_not_forced",
+        "a checkpoint is brought whose files are not on the disk",
+        rewrite(Edit(Carrying.carry, "self._target.sync(self._carried)", "pass")),
+        "NoCheckpointLost",
+        30,
+        bringing_powerless,
+    ),
+    WholeMutant(
+        "a_brought_checkpoint_is_forgotten_when_the_log_is_trimmed",
+        "its record counts for nothing below the start of the log, though it is retained",
+        rewrite(
+            Edit(
+                DecisionLog._append_all,
+                "and completion and",
+                "and isinstance(record, CheckpointCompleted) and completion and",
+            )
+        ),
+        "Liveness",
+        5,
+        moving,
+    ),
+    WholeMutant(
+        "what_was_left_by_who_was_killed_while_bringing_stays",
+        "files of a checkpoint that was never decided are in the way of nobody, and stay",
+        rewrite(
+            Edit(cleaning.Cleaning._next_walk, "self._started_from, self._after_checkpoint", "self._started_from, 0")
+        ),
+        "NothingLeft",
+        30,
+        moving,
+    ),
+    # -- forks
+    WholeMutant(
+        "a_promoted_fork_stays_one",
+        "its runs go on with the tables of the fork, which nobody looks at any more",
+        rewrite(Edit(RootOpening._set_tables_back, "root.store.delete([RootPaths.FORK])", "pass")),
+        "Liveness",
+        10,
+        forking,
+    ),
+    WholeMutant(
+        "copies_are_left_to_the_next_run_to_set_back",
+        "tables that are to show a copy are set back to what they never showed",
+        rewrite(Edit(PipelineTables.set_back, "copied = copies.get(name)", "copied = None")),
+        "Liveness",
+        5,
+        forking,
+    ),
+    WholeMutant(
+        "a_fork_that_is_half_made_stays_so",
+        "a run on it begins with tables that are not there",
+        rewrite(Edit(copies.finish_pending, "if decided is None or", "if True or decided is None or")),
+        "Liveness",
+        10,
+        forking,
+    ),
+    WholeMutant(
+        "a_checkpoint_within_a_root_is_not_carried",
+        "what is promoted refers to the files of the checkpoint that it was, which are dropped with that",
+        rewrite(Edit(Carrying._copy, "self._target.keep(stored, self._source, source)", "return")),
+        "NothingNeededDeleted",
+        10,
+        forking,
     ),
     # -- changed pipelines
     WholeMutant(

@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 import pytest
 
 from tidegate.errors import SinkFailed
-from tidegate.sinks.contract import Committable, FileSink, SinkPlace, StagedFile
+from tidegate.sinks.contract import Committable, CopyingSink, FileSink, ReversibleSink, SinkPlace, StagedFile
 from tidegate.storage.files import clear
+from tidegate.storage.manifest import TableAddress
 from tidegate.storage.memory import Memory
 from tidegate.testing.played import PlayedRows, PlayedTable, encode_rows
 from tidegate.testing.played.tables import Call, OwnerRecord
-from tidegate.testing.sinks import Row, Rows, SinkConformance, as_rows, permit
+from tidegate.testing.sinks import Row, Rows, SinkConformance, as_rows, manifest_at, permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -27,7 +28,7 @@ class TestPlayedFileTable(SinkConformance):
         self.lake = Memory("lake")
 
     def make_sink(self, name: str) -> PlayedTable:
-        return PlayedTable(self.lake.at(name))
+        return PlayedTable(self.lake.at(name), beside=self.lake)
 
     def shown(self, name: str) -> Rows:
         files = (parquet.read_table(BytesIO(data)).to_pylist() for data in self.make_sink(name).data)
@@ -70,7 +71,7 @@ class Session:
 
 class TestPlayedRowTable(TestPlayedFileTable):
     def make_sink(self, name: str) -> PlayedTable:
-        return PlayedTable(self.lake.at(name), "rows", encode=Frame.encoded)
+        return PlayedTable(self.lake.at(name), "rows", encode=Frame.encoded, beside=self.lake)
 
     def session(self) -> Any:
         return Session()
@@ -120,3 +121,33 @@ def test_a_table_fails_at_a_callers_word_before_or_after_it_shows_the_rows(when:
     with pytest.raises(SinkFailed, match="for a test"):
         bound.commit(permit(1), sealed)
     assert table.visible().ranges == (() if when == "commit" else ((0, 0, 5),))
+
+
+def test_a_copy_shows_the_rows_of_the_other_table_and_none_of_its_own_and_goes_back_to_them() -> None:
+    lake = Memory("lake")
+    first, second = (PlayedTable(lake.at(name), beside=lake) for name in ("first", "second"))
+    one, other = bound_to(first), bound_to(second)
+    sealed = staged(lake.at("first"), PlayedRows(((0, 0, 5), (1, 0, 2))))
+    one.commit(permit(3), sealed)
+    other.commit(permit(4), staged(lake.at("second"), PlayedRows(((0, 0, 9),))))
+    assert isinstance(other, CopyingSink)
+    assert isinstance(other, ReversibleSink)
+    to = manifest_at(3, other, sealed)
+    other.show_copy(first.table, to, 7, replaces=True)
+    assert second.visible().ranges == ((0, 0, 5), (1, 0, 2))
+    newest = second.newest()
+    assert newest is not None
+    assert (newest.copies, second.rows_of(newest)) == (first.table.address, first.visible())
+    assert newest.owners == {"played/sink": OwnerRecord("root", 7, 3, 1, 7)}
+    other.set_back(manifest_at(4, other, None), 8, discards_others=False)
+    assert second.visible().ranges == ()
+    other.set_back(to, 9, discards_others=False)
+    assert second.visible().ranges == ((0, 0, 5), (1, 0, 2))
+
+
+def test_a_copy_of_a_table_that_is_nowhere_is_refused() -> None:
+    table = PlayedTable(Memory("lake"))
+    bound = bound_to(table)
+    assert isinstance(bound, CopyingSink)
+    with pytest.raises(SinkFailed, match="knows of no table at memory://elsewhere"):
+        bound.look_at_copy(TableAddress("played", "memory://elsewhere"), manifest_at(1, bound, None), replaces=True)

@@ -10,8 +10,10 @@ from tests.protocol.search import search
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import DamagedLog, InvariantViolation, Superseded
 from tidegate.protocol.decision_log import (
+    Brought,
     CheckpointCompleted,
     ClaimAnswer,
+    Copied,
     Decision,
     DecisionLog,
     GenerationOpened,
@@ -609,6 +611,18 @@ decisions: st.SearchStrategy[Decision] = st.one_of(
         base=st.none() | numbers,
         retained=retained,
         log_start=numbers,
+        brings=st.none()
+        | st.builds(
+            Brought,
+            checkpoint_id=numbers,
+            epoch=numbers,
+            manifest=st.text(),
+            manifest_sha256=st.text(),
+            aligned=st.booleans(),
+            copies=st.dictionaries(
+                st.text(), st.builds(Copied, st.text(), st.booleans(), st.none() | numbers), max_size=2
+            ),
+        ),
     ),
     st.builds(
         CheckpointCompleted,
@@ -703,4 +717,139 @@ class TestSettingTablesBack:
     def test_what_is_to_be_done_with_which_tables_is_part_of_the_record(self) -> None:
         log = log_with(1, 2)
         record = log.opening("somebody", 1, sets_back=True, discards_others=True, left=("mine",))
+        assert decode_decision(encode_decision(record), "slot") == record
+
+
+def brought(checkpoint_id: int, **changed: object) -> Brought:
+    record = Brought(checkpoint_id, checkpoint_id, f"manifest-{checkpoint_id}", "0" * 64, aligned=True, at_ms=7)
+    return msgspec.structs.replace(record, **changed)
+
+
+def bring(log: DecisionLog, checkpoint_id: int, generation: int = 0) -> GenerationOpened:
+    record = log.opening(
+        "somebody", checkpoint_id, sets_back=True, brings=brought(checkpoint_id), generation=generation
+    )
+    log.append(record)
+    return record
+
+
+class TestBringingACheckpoint:
+    def test_it_completes_the_checkpoint_and_opens_a_generation_from_it(self) -> None:
+        log = log_with(1, 2, 3)
+        decided = bring(log, 9)
+        found = log.completed(9)
+        assert found is not None
+        assert (found.slot, found.generation, found.parent, found.at_ms) == (decided.slot, 2, None, 7)
+        assert log.newest == found
+        assert log.setting_back == decided
+        assert (log.last_checkpoint_id, log.last_epoch) == (9, 9)
+        assert log.retained == (1, 2, 3, 9), "the others stay until the next one is complete"
+
+    def test_it_descends_from_none_of_this_root(self) -> None:
+        log = log_with(1, 2, 3)
+        bring(log, 9)
+        assert [each.checkpoint_id for each in log.lineage()] == [9]
+        open_generation(log, 9)
+        following = complete(log, 10)
+        assert following.parent == 9
+        assert log.retained == (9, 10)
+        with pytest.raises(DamagedLog, match="retains what was dropped before"):
+            propose(log, 11, retained=(3, 10, 11))
+
+    def test_one_of_another_lineage_is_not_retained_behind_it(self) -> None:
+        log = log_with(1, 2, 3)
+        bring(log, 9)
+        open_generation(log, 9)
+        with pytest.raises(DamagedLog, match="retains checkpoint 3, which it does not descend from"):
+            propose(log, 10, retained=(3, 9, 10))
+
+    def test_it_may_be_the_first_thing_that_is_decided_on_a_root(self) -> None:
+        log = DecisionLog()
+        decided = bring(log, 43, generation=12)
+        assert (log.generation, log.retained, log.first_slot) == (12, (43,), 1)
+        assert open_generation(log, 43).generation == 13
+        assert complete(log, 44, retained=(43, 44)).generation == 13
+        assert state_of(DecisionLog.from_records([decided, *log])) == state_of(log)
+
+    def test_it_may_leave_generations_out_and_nothing_else_may(self) -> None:
+        log = log_with(1)
+        decided = log.opening("somebody", 9, sets_back=True, brings=brought(9), generation=7)
+        assert decided.generation == 7
+        other = opened(3, 7, base=1, retained=(1,))
+        with unchanged(log), pytest.raises(DamagedLog, match="generation 7 follows generation 1"):
+            log.append(other)
+        log.append(decided)
+        assert log.next_generation == 8
+
+    def test_it_never_has_a_generation_that_was_open(self) -> None:
+        log = log_with(1)
+        open_generation(log, 1)
+        assert log.opening("somebody", 9, sets_back=True, brings=brought(9), generation=1).generation == 3
+        late = opened(4, 2, base=9, retained=(1, 9), sets_back=True, brings=brought(9), log_start=log.first_slot)
+        with unchanged(log), pytest.raises(DamagedLog, match="generation 2 follows generation 2"):
+            log.append(late)
+
+    @pytest.mark.parametrize(
+        ("changed", "why"),
+        [
+            ({"base": 5}, "it brings checkpoint 9, but opens from 5"),
+            ({"base": None}, "it brings checkpoint 9, but opens from None"),
+            ({"sets_back": False}, "leaves the tables where they were"),
+            ({"brings": brought(7), "base": 7}, "checkpoint 7 comes after 7"),
+            ({"brings": brought(9, epoch=70)}, "epoch 70 comes after 70"),
+            ({"retained": (5, 7)}, "changes what is retained"),
+            ({"retained": (7, 9)}, "changes what is retained"),
+            ({"retained": (9,)}, "changes what is retained"),
+        ],
+    )
+    def test_what_it_may_not_be_is_refused_also_when_it_is_read(self, changed: dict[str, object], why: str) -> None:
+        good = opened(4, 2, base=9, retained=(5, 7, 9), sets_back=True, brings=brought(9, epoch=90))
+        log = DecisionLog.from_records(GOOD)
+        bad = msgspec.structs.replace(good, **changed)
+        with unchanged(log), pytest.raises(DamagedLog, match=f"slot 4 cannot stand.*{why}"):
+            log.append(bad)
+        with pytest.raises(DamagedLog, match=f"slot 4 cannot stand.*{why}"):
+            DecisionLog.from_records([*GOOD, bad])
+        log.append(good)
+
+    def test_its_record_counts_below_the_start_for_as_long_as_it_is_retained(self) -> None:
+        log = log_with(1, 2)
+        decided = bring(log, 9)
+        open_generation(log, 9)
+        after: list[Decision] = [complete(log, each, retained=(9, each)) for each in range(10, 25)]
+        assert decided.slot < log.first_slot
+        assert log.kept_before_start == {decided.slot}
+        assert not log.has_dropped(decided.slot)
+        read = DecisionLog.from_records([decided, *after])
+        assert state_of(read) == state_of(log)
+        assert read.completed(9) is not None
+        with pytest.raises(DamagedLog, match="retains checkpoint 9, but its record is missing"):
+            DecisionLog.from_records(after)
+        complete(log, 25, retained=(24, 25))
+        assert log.has_dropped(decided.slot)
+        assert log.completed(9) is None
+
+    def test_a_log_never_starts_with_it(self) -> None:
+        """Of a first record that is trimmed up to, what came before cannot be told."""
+        log = log_with(1, 2, 3)
+        bring(log, 9)
+        open_generation(log, 9)
+        following = complete(log, 10, retained=(9, 10))
+        assert log.first_slot == following.slot
+        assert log.at(following.slot) == following
+
+    def test_one_that_lost_to_a_completion_or_to_a_generation_below_its_own_is_reconsidered(self) -> None:
+        log = log_with(1)
+        near = log.opening("me", 9, sets_back=True, brings=brought(9))
+        far = log.opening("me", 9, sets_back=True, brings=brought(9), generation=7)
+        complete(log, 2)
+        assert judge_claim(near, log) is ClaimAnswer.RECONSIDER
+        open_generation(log, 2, claimant="other")
+        assert judge_claim(near, log) is ClaimAnswer.SUPERSEDED
+        assert judge_claim(far, log) is ClaimAnswer.RECONSIDER
+
+    def test_what_becomes_of_which_tables_is_part_of_the_record(self) -> None:
+        copies = {"orders": Copied("/lake/orders_next", replaces=True, since=12), "late": Copied("/lake/late")}
+        log = log_with(1)
+        record = log.opening("me", 9, sets_back=True, brings=brought(9, copies=copies, ends_fork=True), left=("mine",))
         assert decode_decision(encode_decision(record), "slot") == record

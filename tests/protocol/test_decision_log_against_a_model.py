@@ -17,6 +17,7 @@ from tests.protocol.search import Step, search, steps
 from tests.protocol.unchanged import state_of, unchanged
 from tidegate.errors import Superseded
 from tidegate.protocol.decision_log import (
+    Brought,
     CheckpointCompleted,
     ClaimAnswer,
     Decision,
@@ -38,6 +39,7 @@ STEPS = steps(
     (4, "a_run_asks_what_became_of_its_claim", {"number": which}),
     (6, "a_run_goes_on_undisturbed", {"number": which, "dropped": dropped, "gap": gaps}),
     (3, "a_run_deletes_what_it_knows_to_be_trimmed", {"number": which, "kept": st.sets(st.integers(1, 30))}),
+    (1, "somebody_proposes_to_bring_a_checkpoint", {"gap": gaps, "ahead": st.integers(0, 3)}),
     (1, "a_run_dies", {"number": which}),
     (1, "power_is_lost_while_a_record_is_written", {}),
     (1, "a_superseded_run_can_propose_nothing", {}),
@@ -83,9 +85,16 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         for record in self.history:
             if isinstance(record, CheckpointCompleted):
                 found.append(record.checkpoint_id)
+            elif record.brings is not None:
+                found = [record.brings.checkpoint_id]  # it descends from none of this root
             else:
                 found = [] if record.base is None else found[: found.index(record.base) + 1]
         return found[::-1]
+
+    def completions(self) -> list[CheckpointCompleted | Brought]:
+        """In the order of the history, also those that were brought."""
+        found = (record if isinstance(record, CheckpointCompleted) else record.brings for record in self.history)
+        return [each for each in found if each is not None]
 
     def pick(self, number: int) -> Run | None:
         return self.runs[-1 - number % len(self.runs)] if self.runs else None
@@ -143,6 +152,22 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
             return
         self.next_id += gap
         self.proposals.append(run.proposed)
+
+    def somebody_proposes_to_bring_a_checkpoint(self, gap: int, ahead: int) -> None:
+        """Under numbers of its own, which may be far above; it looks for itself what became of it."""
+        self.started += 1
+        somebody = Run(f"run{self.started}", self.read())
+        self.next_id += gap
+        brought = Brought(self.next_id, self.next_id + gap, "brought", "0" * 64, aligned=True)
+        self.next_id += gap
+        generation = somebody.log.next_generation + ahead
+        with unchanged(somebody.log):
+            somebody.proposed = somebody.log.opening(
+                somebody.name, brought.checkpoint_id, sets_back=True, brings=brought, generation=generation
+            )
+        self.proposals.append(somebody.proposed)
+        if len(self.runs) < 6:
+            self.runs.append(somebody)
 
     def a_claim_is_written_now_or_long_after(self, number: int) -> None:
         if self.proposals:
@@ -219,7 +244,7 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         assert list(log) == [record for record in self.history if record.slot >= log.first_slot]
         assert log.next_slot == self.next_slot
         assert log.generation == self.generation
-        completions = [record for record in self.history if isinstance(record, CheckpointCompleted)]
+        completions = self.completions()
         assert log.last_checkpoint_id == (completions[-1].checkpoint_id if completions else 0)
         assert log.last_epoch == (completions[-1].epoch if completions else 0)
 
@@ -253,9 +278,11 @@ class DecisionLogAgainstAModel(RuleBasedStateMachine):
         lost = 0
         for number, record in enumerate(openings, 1):
             lost += record.skipped
+            assert record.generation >= number + lost
+            if record.brings is not None:
+                lost = record.generation - number  # tables knew larger ones
             assert record.generation == number + lost
-        completions = [record for record in self.history if isinstance(record, CheckpointCompleted)]
-        for before, after in pairwise(completions):
+        for before, after in pairwise(self.completions()):
             assert after.checkpoint_id > before.checkpoint_id
             assert after.epoch > before.epoch
 

@@ -254,7 +254,13 @@ class Kept(Staging):
         shape = {"orders": StageShape("sink", (), "append", "", self.sink.table)}
         stages = {"orders": SimpleNamespace(committable=self.sealed[epoch].encode())}
         return SimpleNamespace(
-            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages
+            pipeline="shop",
+            epoch=epoch,
+            shown_epoch=epoch,
+            counted_by=lambda root: root,
+            checkpoint_id=epoch,
+            shape=shape,
+            stages=stages,
         )
 
     def keep_up(self, *retained: int, generation: int = 1) -> Upkeep | None:

@@ -20,7 +20,7 @@ from tidegate.errors import ForeignTable, SinkFailed
 from tidegate.sinks.contract import SinkPlace
 from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.sinks.delta.duplicating import as_in_log
-from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.manifest import Manifest, Origin, TableAddress
 from tidegate.storage.memory import Memory
 from tidegate.testing.sinks import Rows, SinkRun, as_rows, columns
 
@@ -42,7 +42,7 @@ def in_fork(history: History, epoch: int, path: Path) -> Manifest:
     """The checkpoint as the fork's root has it."""
     manifest = history.at(epoch)
     shape = msgspec.structs.replace(manifest.shape["orders"], table=TableAddress("delta", str(path)))
-    return msgspec.structs.replace(manifest, shape={"orders": shape})
+    return msgspec.structs.replace(manifest, shape={"orders": shape}, origin=Origin("root", epoch, epoch))
 
 
 def rows(path: Path, version: int | None = None) -> Rows:
@@ -106,7 +106,7 @@ def test_a_table_that_is_there_already_is_not_taken_for_a_fork(history: History,
 
 def promoted(history: History, path: Path, generation: int = 20, **how: Any) -> BoundDeltaTable:
     sink = tg.DeltaTable(history.path).bind(SinkPlace("shop", "orders", Memory(), root="fork"))
-    sink.show_copy(source(path), history.at(3), generation, replaces=True, **how)
+    sink.show_copy(source(path), in_fork(history, 3, history.path), generation, replaces=True, **how)
     return sink
 
 
@@ -116,7 +116,7 @@ def test_a_fork_takes_the_place_of_its_original_which_keeps_its_history(history:
     plan = (
         tg.DeltaTable(history.path)
         .bind(SinkPlace("shop", "orders", Memory(), root="fork"))
-        .look_at_copy(source(path), history.at(3), replaces=True, since=newest)
+        .look_at_copy(source(path), in_fork(history, 3, history.path), replaces=True, since=newest)
     )
     assert (plan.from_version, plan.rows_removed, plan.rows_added) == (newest, 5, 3)
     assert (plan.others, plan.is_anothers) == ((), True)

@@ -279,7 +279,13 @@ class HealthyTable(RuleBasedStateMachine):
         shape = {"orders": StageShape("sink", (), "append", "", self.run.sink.table)}
         stages = {"orders": SimpleNamespace(committable=sealed.encode())}
         return SimpleNamespace(
-            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, shape=shape, stages=stages
+            pipeline="shop",
+            epoch=epoch,
+            shown_epoch=epoch,
+            counted_by=lambda root: root,
+            checkpoint_id=epoch,
+            shape=shape,
+            stages=stages,
         )
 
     def shown_at(self, manifest: Any) -> Counter[Row] | None:

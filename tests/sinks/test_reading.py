@@ -49,7 +49,12 @@ def test_a_version_is_found_though_older_ones_were_cleaned_up(tmp_path: Path) ->
     def table_at(epoch: int) -> TableAt:
         sealed = SimpleNamespace(committable=Committable(epoch - 1).encode())
         manifest: Any = SimpleNamespace(
-            pipeline="shop", epoch=epoch, shown_epoch=epoch, checkpoint_id=epoch, stages={"orders": sealed}
+            pipeline="shop",
+            epoch=epoch,
+            shown_epoch=epoch,
+            counted_by=lambda root: root,
+            checkpoint_id=epoch,
+            stages={"orders": sealed},
         )
         return find_table_at(["orders"], sink.path, manifest)
 
@@ -104,12 +109,13 @@ class SharedTable:
             pipeline="shop",
             epoch=epoch,
             shown_epoch=epoch,
+            counted_by=lambda root: root,
             checkpoint_id=epoch,
             aligned=True,
             shape=shape,
             stages=stages,
         )
-        root: Any = SimpleNamespace(manifest=lambda _: manifest)
+        root: Any = SimpleNamespace(manifest=lambda _: manifest, id="")
         record: Any = SimpleNamespace(checkpoint_id=epoch)
         return {
             name: {(row["sink"], row["epoch"]) for row in table.to_arrow().to_pylist()}

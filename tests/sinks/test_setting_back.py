@@ -173,6 +173,7 @@ def test_of_two_sinks_that_share_a_table_both_go_back_at_once(tmp_path: Path) ->
         pipeline="shop",
         epoch=4,
         shown_epoch=4,
+        counted_by=lambda root: root,
         checkpoint_id=4,
         shape={name: StageShape("sink", (), "append", "", TableAddress("delta", str(table.path))) for name in "ab"},
         stages={name: SimpleNamespace(committable=each.encode()) for name, each in sealed.items()},

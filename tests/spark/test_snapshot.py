@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -406,6 +406,32 @@ def test_a_full_snapshot_vouches_for_nothing_that_was_damaged(tmp_path: Path) ->
     live.write_bytes(whole)
     full, _ = kept.take(2, full=True)
     assert all(is_whole(kept.files, file) for file in full)
+
+
+def test_what_a_full_snapshot_that_failed_could_not_remove_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = with_state(tmp_path)
+    kept.take(2)
+    copies = iter(range(3))
+
+    def copy(files: Folder, name: str, source: Files, source_name: str) -> None:
+        if next(copies, None) is None:
+            raise StoreUnavailable("the store is away")
+        files.write(name, source.read(source_name) or b"")
+
+    def delete(_files: Folder, _names: Iterable[str]) -> None:
+        raise StoreUnavailable("the store is away")
+
+    with monkeypatch.context() as away:
+        away.setattr(Folder, "copy", copy)
+        away.setattr(Folder, "delete", delete)
+        with pytest.raises(StoreUnavailable):
+            kept.take(2, full=True)
+    left = {name for name in kept.files.list("generations") if "/ckpt-000002/full/" in name}
+    assert left
+    kept.take(2)
+    assert left <= set(kept.unneeded(3))
 
 
 def test_a_damaged_full_snapshot_of_state_is_named(tmp_path: Path) -> None:

@@ -42,20 +42,21 @@ class Bringing(msgspec.Struct, frozen=True):
     ends_fork: bool = False
     is_within_root: bool = False
 
-    def above(self, tables: Mapping[str, SinkFacts]) -> Above:
-        """The numbers that are in use where it comes from, and in its tables."""
+    def above(self, tables: Mapping[str, SinkFacts], staged_generation: int = 0) -> Above:
+        """The numbers that are in use where it comes from, and in its tables. `staged_generation`: the largest that has
+        staged for one of them."""
         fences = (facts.fence for facts in tables.values())
         epochs = (facts.committed_epoch for facts in tables.values())
         manifest = self.manifest
         return Above(
             max(manifest.checkpoint_id, manifest.epoch, manifest.shown_epoch, *epochs, 0),
-            max(manifest.generation, *fences, 0),
+            max(manifest.generation, staged_generation, *fences),
         )
 
     def store(self, root: Files, request: Bring) -> Brought:
         """Under the numbers that it is to have. What a try before has stored is stored again."""
         manifest = self.manifest
-        origin = Origin(self.root_id, manifest.checkpoint_id, manifest.shown_epoch)
+        origin = known_origin(manifest, self.root_id)
         numbers = Numbers(request.generation, request.checkpoint_id, request.checkpoint_id)
         carrying = Carrying(self.source, root, manifest, links=self.is_within_root)
         carried = carrying.carry(numbers, sealed_when_shown(manifest), self.tables, origin)
@@ -73,6 +74,12 @@ class Bringing(msgspec.Struct, frozen=True):
             dict(self.copies),
             self.ends_fork,
         )
+
+
+def known_origin(manifest: Manifest, root_id: str) -> Origin:
+    """Where a checkpoint was first taken, of which a root has it. What tables show of it is known by the numbers of
+    that."""
+    return manifest.origin or Origin(root_id, manifest.checkpoint_id, manifest.epoch)
 
 
 def sealed_when_shown(manifest: Manifest) -> dict[str, str]:

@@ -22,6 +22,7 @@ from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.messages import MAX_U64
 from tidegate.protocol.retention import StoredFile
 from tidegate.spark.output import remove_output
 from tidegate.storage.files import Files
@@ -83,10 +84,15 @@ class Leftovers:
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """Through all that older generations have left. `known`: what need not be looked for."""
+    """Through all that older generations have left. `known`: what need not be looked for.
+
+    `after_checkpoint`: an id below all of this generation. Where somebody was killed who was about to open it for a
+    checkpoint from elsewhere, it holds what was kept for such an id.
+    """
 
     root: Files
     generation: int
+    after_checkpoint: int
     known: Collection[str]
     retained: Records
 
@@ -97,10 +103,19 @@ class Walk(msgspec.Struct, frozen=True):
     def found(self) -> list[StoredFile]:
         """What of it checkpoints of older generations refer to, and what nobody does."""
         stored = [(name, number) for number in self.older() for name in self.root.list(RootPaths.generation(number))]
+        stored += [(name, self.generation) for name in self._never_opened()]
         referring = self._referring()
         return [
             StoredFile(name, number, *referring.get(name, (0, 0))) for name, number in stored if name not in self.known
         ]
+
+    def _never_opened(self) -> list[str]:
+        """What somebody has left who wanted this very generation."""
+        if not self.after_checkpoint:
+            return []  # it was looked for before
+        own = RootPaths.generation(self.generation)
+        kept = (name for part in RootPaths.KEPT for name in self.root.list(f"{own}/{part}"))
+        return [name for name in kept if (RootPaths.kept_for(name) or MAX_U64) <= self.after_checkpoint]
 
     def _referring(self) -> dict[str, tuple[int, int]]:
         """From which checkpoint on, and below which one, each file is referred to by those of older generations."""
@@ -119,9 +134,12 @@ class Walk(msgspec.Struct, frozen=True):
 class Cleaning:
     """Of one generation. What is returned is called beside the control thread, the rest on it."""
 
-    def __init__(self, root: Files, generation: int, stages: Mapping[str, RunningStage]) -> None:
-        """Before any of the stages takes a snapshot."""
+    def __init__(
+        self, root: Files, generation: int, stages: Mapping[str, RunningStage], after_checkpoint: int = 0
+    ) -> None:
+        """Before any of the stages takes a snapshot. `after_checkpoint`: which id they all come after."""
         self._root = root
+        self._after_checkpoint = after_checkpoint
         self._generation = generation
         self._stages = stages
         self._leftovers = Leftovers()
@@ -174,13 +192,14 @@ class Cleaning:
         self._deleted = frozenset()
 
     def _next_walk(self, visible: int, retained: Records) -> Walk | None:
+        after = 0
         if self._started_from is not None:
-            known = self._started_from
+            known, after = self._started_from, self._after_checkpoint
         elif visible == self._last:
             known = frozenset(path for stage in self._stages.values() for path in stage.held_paths())
         else:
             return None
-        return Walk(self._root, self._generation, known | self._leftovers.paths(), retained)
+        return Walk(self._root, self._generation, after, known | self._leftovers.paths(), retained)
 
     def _walk_through(self, walk: Walk) -> list[StoredFile]:
         try:

@@ -24,28 +24,28 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.engine.bringing import Bringing, pinned
+from tidegate.engine.bringing import Bringing, known_origin, pinned
+from tidegate.engine.copies import Copies, finish_pending
 from tidegate.engine.forks import Fork, ForkedTable, moved, read_fork, write_fork
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.requests import TakeCheckpoint, ask_for_checkpoint
 from tidegate.engine.restoring import leaving_no_new_root
 from tidegate.engine.root import Root
 from tidegate.engine.savepoints import shown_tables
-from tidegate.engine.setting_back import PipelineTables, TableBack, manifest_to_set_back_to, tables_in
+from tidegate.engine.setting_back import PipelineTables, TableBack, known_tables, tables_in
 from tidegate.engine.status import as_moment
 from tidegate.engine.tables import bound, described
 from tidegate.errors import (
-    CheckpointNotVisible,
     InvalidConfig,
     RecoveryRefused,
     RootInUse,
-    SinkFailed,
     TidegateError,
 )
 from tidegate.protocol.decision_log import CheckpointCompleted, Copied
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks import function
-from tidegate.sinks.contract import BoundSink, CopyingSink, ReversibleSink, Sink, SinkPlace
+from tidegate.sinks.contract import ReversibleSink, Sink, SinkPlace
+from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, read_owner
@@ -90,47 +90,6 @@ class Promotion(msgspec.Struct, frozen=True):
     @property
     def others(self) -> list[str]:
         return [f"{each.table.address}: {other}" for each in self.tables for other in each.change.others]
-
-
-class _Copies:
-    """The tables of sinks at new addresses, and what each is to show."""
-
-    def __init__(
-        self,
-        files: Files,
-        root_id: str,
-        manifest: Manifest,
-        addresses: Mapping[str, TableAddress],
-        copies: Mapping[str, Copied],
-        sinks: Mapping[str, Sink],
-    ) -> None:
-        """`manifest`: with these addresses. `sinks`: the pipeline's, for tables that can only be reached by them."""
-        self._manifest = manifest
-        self._copies = copies
-        self.addresses = dict(addresses)
-        self.own: dict[str, BoundSink] = {}
-        for name, sink in sinks.items():
-            if name in copies:
-                place = SinkPlace(manifest.pipeline, name, files.at(RootPaths.sink(name)), root=root_id)
-                self.own[name] = bound(moved(sink, addresses[name].address), place)
-        self._tables = PipelineTables(files, manifest.pipeline, root_id, self.addresses, self.own)
-
-    def look(self) -> tuple[TableBack, ...]:
-        return tuple(self._look(name, copied) for name, copied in self._copies.items())
-
-    def _look(self, name: str, copied: Copied) -> TableBack:
-        address = self.addresses[name]
-        found = TableBack(name, address)
-        sink = self._tables.sink(name, at_address=True)
-        if not isinstance(sink, CopyingSink):
-            way_out = "name the pipeline's file with --file FILE" if sink is None else "it has no copies"
-            return msgspec.structs.replace(found, refused=f"{described(address)} cannot be copied to: {way_out}")
-        source = TableAddress(address.kind, copied.source)
-        try:
-            change = sink.look_at_copy(source, self._manifest, replaces=copied.replaces, since=copied.since)
-        except (SinkFailed, CheckpointNotVisible) as error:
-            return msgspec.structs.replace(found, refused=str(error))
-        return msgspec.structs.replace(found, change=change)
 
 
 def with_tables(manifest: Manifest, tables: Mapping[str, TableAddress]) -> Manifest:
@@ -190,12 +149,15 @@ def fork_root(
     sinks; of others it is that of the original with the suffix."""
     _check_is_free(to)
     with _source(root, of, timeout_s) as source, leaving_no_new_root(to), RootLock(to / "lock"):
+        _check_writes_there(root, source)
         made = Root(to, source.manifest.pipeline)
         addresses = _own_addresses(source.manifest, suffix, tables or {})
         originals = {name: tables_in(source.manifest)[name].address for name in addresses}
         copies = {name: Copied(original) for name, original in originals.items()}
-        manifest = with_tables(source.manifest, addresses)
-        copying = _Copies(made.store, made.id, manifest, addresses, copies, sinks or {})
+        manifest = msgspec.structs.replace(
+            with_tables(source.manifest, addresses), origin=known_origin(source.manifest, source.root_id)
+        )
+        copying = Copies(made.store, made.id, manifest, addresses, copies, sinks or {})
         looked = copying.look()
         for each in looked:
             if each.refused is not None:
@@ -207,6 +169,21 @@ def fork_root(
         RootOpening(made, copying.own).bring(bringing, bringing.above({}))
         muted = [name for name, each in tables_in(manifest).items() if each.kind in function.KINDS]
         return Forked(manifest.pipeline, source.name, str(to), looked, originals, tuple(muted))
+
+
+def _check_writes_there(root: Path, source: _Forked) -> None:
+    """Refuse a checkpoint of before the pipeline wrote to the tables that it writes to now: the fork would stand for
+    those of then."""
+    owner = read_owner(Folder(root)) if root.is_dir() else None
+    if owner is None or owner.root_id != source.root_id:
+        return
+    now = known_tables(Folder(root), StoredDecisions(Folder(root)).read())
+    for name, then in tables_in(source.manifest).items():
+        if then.kind not in function.KINDS and name in now and now[name].address != then.address:
+            raise RecoveryRefused(
+                f"{source.name} cannot be forked: sink {name!r} wrote to {described(then)} then, and writes to "
+                f"{described(now[name])} now. What to do: fork a newer checkpoint. Nothing was changed"
+            )
 
 
 def _check_is_free(to: Path) -> None:
@@ -294,7 +271,7 @@ class _Promoting:
         }
         self._addresses = addresses
         manifest = with_tables(self._manifest, addresses)
-        self._copying = _Copies(self._root.files, self._root.id, manifest, addresses, self._copies, sinks)
+        self._copying = Copies(self._root.files, self._root.id, manifest, addresses, self._copies, sinks)
 
     def _files_of(self, sink: str) -> Files:
         return self._root.files.at(RootPaths.sink(sink))
@@ -324,7 +301,7 @@ class _Promoting:
             is_within_root=True,
         )
         tables = PipelineTables(root.store, root.pipeline, root.id, self._addresses, self._copying.own)
-        above = bringing.above(tables.facts())
+        above = bringing.above(tables.facts(), tables.staged_generation())
         RootOpening(root, self._copying.own).bring(bringing, above, discards_others=discard_others)
 
 
@@ -374,18 +351,6 @@ def _lock_original(fork: Fork, stack: ExitStack, *, take_over: bool) -> None:
         stack.enter_context(RootLock(folder / "lock", take_over=take_over))
     except RootInUse as error:
         raise RootInUse(f"the pipeline that it was forked from still runs: {error}") from error
-
-
-def finish_pending(root: Root, sinks: Mapping[str, Sink]) -> None:
-    """See to it that tables are the copies that the root's log has decided, by the sinks of the pipeline at the
-    addresses that were decided: until that is done, what the root tells of where they are may be of before."""
-    log = root.decisions.read()
-    decided = log.setting_back
-    if decided is None or decided.brings is None or not (decided.brings.copies or decided.brings.ends_fork):
-        return
-    manifest = manifest_to_set_back_to(root.store, log, decided.brings.checkpoint_id)
-    copying = _Copies(root.store, root.id, manifest, tables_in(manifest), decided.brings.copies, sinks)
-    RootOpening(root, copying.own).finish()
 
 
 def fork(

@@ -133,6 +133,7 @@ class Generation:
             self.stages,
             self.carrier.clock,
             self._bounds.commit_ms,
+            max(ground.opened.largest_id, ground.opened.log.last_checkpoint_id),
         )
         self._upkeep = TableUpkeep(sinks, self.generation, self.leading.retained_manifests)
         self.carrier.handle(self.leading.handlers())

@@ -137,8 +137,10 @@ class Leading:
         stages: Mapping[str, RunningStage],
         clock: Clock,
         commit_ms: int,
+        after_checkpoint: int = 0,
     ) -> None:
-        """`shape`: looked at for each manifest, because topics may come to a source."""
+        """`shape`: looked at for each manifest, because topics may come to a source. `after_checkpoint`: the largest id
+        that was in use when the generation was opened."""
         self._pipeline = pipeline
         self._generation = generation
         self._shape = shape
@@ -151,7 +153,7 @@ class Leading:
         self.committing: dict[str, _Commit] = {}
         self._triggered_at: dict[int, datetime] = {}
         self._durations: dict[int, int] = {}
-        self._cleaning = Cleaning(files, generation, stages)
+        self._cleaning = Cleaning(files, generation, stages, after_checkpoint)
 
     def handlers(self) -> Handlers:
         return {

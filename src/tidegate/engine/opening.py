@@ -110,7 +110,15 @@ class RootOpening:
             **self._handlers(None),
             requests.Bring: lambda request: lambda: bringing.store(self._root.store, request),
         }
+        above = self._above_leftovers(above)
         return carry_out(self._flow.bring(above, discards_others=discards_others, left=left), handlers, self._clock)
+
+    def _above_leftovers(self, above: Above) -> Above:
+        """Somebody may have been killed who was about to bring another one, by a larger generation: what that has left
+        is looked through only by those that come after."""
+        names = self._root.store.names_in(RootPaths.GENERATIONS)
+        left = (int(name) for name in names if name.isdigit())
+        return Above(above.checkpoint_id, max(above.generation, *left, 0))
 
     def finish(self) -> None:
         """See to it that every table is where the log says, if that may not be done yet."""

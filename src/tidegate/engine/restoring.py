@@ -20,7 +20,8 @@ from pathlib import Path
 
 import msgspec
 
-from tidegate.engine.bringing import Bringing
+from tidegate.engine.bringing import Bringing, known_origin
+from tidegate.engine.copies import finish_pending
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables, TableBack, known_tables, tables_in
@@ -135,7 +136,8 @@ class Restoring:
 
     def _looked_through(self) -> Manifest:
         if isinstance(self._target, Savepoint):
-            return self._target.looked_through()
+            found = self._target.looked_through()
+            return msgspec.structs.replace(found, origin=known_origin(found, self._target.record.root_id))
         inspected, name = InspectedRoot(self._folder), checkpoint_name(self._target)
         record = inspected.find(self._target)
         try:
@@ -170,7 +172,7 @@ class Restoring:
             return
         tables = {name: each for name, each in self._addresses.items() if name in self._manifest.shape}
         bringing = Bringing(target.files, self._manifest, target.record.root_id, tables)
-        above = bringing.above(self._tables.facts())
+        above = bringing.above(self._tables.facts(), self._tables.staged_generation())
         opening.bring(bringing, above, discards_others=discard_others, left=self._left)
 
 
@@ -199,6 +201,9 @@ def restore_root(
 ) -> Restoration | None:
     """Restore a checkpoint. Returns what was done; None: it was not confirmed."""
     with leaving_no_new_root(folder), RootLock(folder / "lock", take_over=take_over):
+        owner = read_owner(Folder(folder))
+        if owner is not None:  # what was decided before is done first: the next decision would hide it
+            finish_pending(Root(folder, owner.pipeline), sinks or {})
         restoring = Restoring(folder, target, leave, tables, sinks)
         plan = restoring.plan()
         if plan.refused is not None:

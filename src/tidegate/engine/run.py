@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 from tidegate.engine.closing import is_closed, next_to_close
 from tidegate.engine.control import Remote
+from tidegate.engine.copies import finish_pending
 from tidegate.engine.ending import Ending
 from tidegate.engine.feeding import Feed, Feeding
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.foreseeing import bound_sinks, check_foreseen
-from tidegate.engine.forking import finish_pending
 from tidegate.engine.forks import as_run_on
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import Launch

@@ -19,7 +19,14 @@ from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, RecoveryRef
 from tidegate.protocol.decision_log import Copied, DecisionLog, GenerationOpened
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
-from tidegate.sinks.contract import BoundSink, CopyingSink, ReversibleSink, SettingBack, SinkPlace
+from tidegate.sinks.contract import (
+    BoundSink,
+    CopyingSink,
+    ReversibleSink,
+    SettingBack,
+    SinkPlace,
+    staged_generation,
+)
 from tidegate.sinks.outside import sink_at
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest, retained_manifests
@@ -85,6 +92,11 @@ class PipelineTables:
         """Of those that can be reached."""
         sinks = {name: self.sink(name) for name in self.addresses}
         return {name: sink.facts() for name, sink in sinks.items() if sink is not None}
+
+    def staged_generation(self) -> int:
+        """The largest generation that has staged for any of those that can be reached."""
+        sinks = (self.sink(name) for name in self.addresses)
+        return max((staged_generation(sink) for sink in sinks if sink is not None), default=0)
 
     def look_back(self, to: Manifest, left: Collection[str] = (), *, takes_over: bool = False) -> list[TableBack]:
         """What setting each of them back would do. `left`: those that their user sees to."""

@@ -287,6 +287,24 @@ def staged_by(sink: FileSink, generation: int, attempt: int = 1) -> Files:
 
 
 @runtime_checkable
+class TellingSink(BoundSink, Protocol):
+    """A sink that stages its batches itself, and can tell who has staged any."""
+
+    def staged_generation(self) -> int:
+        """The largest generation that has staged for this owner, of whatever root, and may stage yet; 0: none."""
+        ...
+
+
+def staged_generation(sink: BoundSink) -> int:
+    """The same of any sink, as far as it can be told. Another root that takes the table over goes on above it: one that
+    had it may live on, and what that stages must not meet what is staged under the same number."""
+    if isinstance(sink, TellingSink):
+        return sink.staged_generation()
+    names = sink.staging.names_in() if isinstance(sink, FileSink) else []
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+@runtime_checkable
 class RowSink(BoundSink, Protocol):
     """A sink that stages its batches itself."""
 

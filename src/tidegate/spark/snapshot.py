@@ -21,6 +21,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Final
 
@@ -352,11 +353,13 @@ class Snapshotter:
             file.name: RootPaths.full_snapshot_file(self._generation, self._stage, checkpoint_id, file.name)
             for file in files
         }
+        self._begun.update(dict.fromkeys(names.values()))
         try:
             for file in files:
                 self._copy(file, checkpoint, names[file.name])
         except (StoreUnavailable, DamagedCheckpoint):
-            self._root.delete(names.values())  # they would fill the disk until the next snapshot that succeeds
+            with suppress(StoreUnavailable):
+                self._root.delete(names.values())  # they would fill the disk until the next snapshot that succeeds
             raise
         return {file.name: msgspec.structs.replace(file, stored=names[file.name]) for file in files}
 

@@ -99,7 +99,7 @@ class Carrying:
         )
 
     def _in_flight(self, path: str, size_bytes: int, sha256: str, to: Numbers) -> str:
-        stored = RootPaths.in_generation(to.generation, path)
+        stored = RootPaths.carried_in_flight(to.generation, to.checkpoint_id, path)
         self._copy(f"{path}, in flight,", stored, path, size_bytes, sha256)
         return stored
 

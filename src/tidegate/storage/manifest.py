@@ -171,6 +171,10 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The epoch by which tables know what they show of it: that of where it was taken."""
         return self.epoch if self.origin is None else self.origin.epoch
 
+    def counted_by(self, root_id: str) -> str:
+        """The root whose numbers `shown_epoch` is one of, where the checkpoint is of the root with this id."""
+        return root_id if self.origin is None else self.origin.root_id
+
     def paths(self) -> Iterator[str]:
         """Every path that is taken from the root, or from a folder in it, to be read, linked to or deleted; but for
         those that lists tell of."""

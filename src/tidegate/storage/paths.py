@@ -18,6 +18,7 @@
     snapshots/<stage>/ckpt-000042/…      files of Spark's checkpoint folder, by their path in it, since that checkpoint
     snapshots/<stage>/ckpt-000042/full/… the same, stored anew by a full snapshot
     lists/<stage>/ckpt-000042.json       which files snapshots have, by what has changed since a list before it
+    in-flight/<stage>/ckpt-000042/…      what was in flight from a stage, of one that was brought from elsewhere
     stages/<stage>/spark/                Spark's checkpoint folder (the batch log and state)
     stages/<stage>/gates/<input>/        what the stage may read of an input
     stages/<stage>/output/               the Parquet files of the stage's channel
@@ -52,6 +53,9 @@ class RootPaths:
     PINS = "pins"
     FORK = "fork.json"
     GENERATIONS = "generations"
+    IN_FLIGHT = "in-flight"
+    KEPT = ("manifests", "snapshots", "lists", IN_FLIGHT)
+    """Folders of a generation in which everything was kept for a checkpoint."""
 
     @staticmethod
     def is_inside(name: str) -> bool:
@@ -106,10 +110,14 @@ class RootPaths:
 
     @staticmethod
     def kept_for(name: str) -> int | None:
-        """The checkpoint that a manifest is of, or that a list or a file of a snapshot was kept for; None: it is none
-        of these."""
+        """The checkpoint that a manifest is of, that a list or a file of a snapshot was kept for, or with which one in
+        flight was brought; None: it is none of these."""
         parts = name.split("/")
-        of = {"manifests": 3, "snapshots": 4, "lists": 4}.get(parts[2]) if len(parts) > 3 else None
+        of = (
+            {"manifests": 3, "snapshots": 4, "lists": 4, RootPaths.IN_FLIGHT: 4}.get(parts[2])
+            if len(parts) > 3
+            else None
+        )
         return None if of is None or of >= len(parts) else checkpoint_id_of(parts[of].removesuffix(".json"))
 
     @staticmethod
@@ -127,9 +135,13 @@ class RootPaths:
         return int(name.split("/")[1])
 
     @staticmethod
-    def in_generation(generation: int, name: str) -> str:
-        """The same name as another generation would have it."""
-        return "/".join((RootPaths.generation(generation), *name.split("/")[2:]))
+    def carried_in_flight(generation: int, checkpoint_id: int, name: str) -> str:
+        """Where a file in flight is when its checkpoint was brought from elsewhere. Not where a run of the generation
+        writes: who is killed before the generation is decided leaves it to another one."""
+        _, _, folder, stage, *rest = name.split("/")
+        inside = rest[1:] if folder == RootPaths.IN_FLIGHT else rest
+        top = f"{RootPaths.generation(generation)}/{RootPaths.IN_FLIGHT}/{stage}/{checkpoint_name(checkpoint_id)}"
+        return "/".join((top, *inside))
 
     @staticmethod
     def stage_of(name: str) -> str:

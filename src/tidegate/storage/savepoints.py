@@ -4,7 +4,7 @@
   savepoint.json                         what it is; written last, so a folder without it is none
   generations/000003/manifests/…         the checkpoint, by the names that it had in its root
   generations/000003/snapshots/…
-  generations/000003/stages/…            what was in flight
+  generations/000003/in-flight/…         what was in flight
 
 It may be moved and copied as any other folder. Those of a root lie beside it, unless their user says otherwise, so that
 removing the root removes none of them.

@@ -31,7 +31,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from tidegate.errors import ConflictingRows, Fenced, ForeignTable, SinkFailed, TablePutBack, TidegateError
+from tidegate.errors import (
+    CheckpointNotVisible,
+    ConflictingRows,
+    Fenced,
+    ForeignTable,
+    SinkFailed,
+    TablePutBack,
+    TidegateError,
+)
 from tidegate.protocol.aligner import CutCause
 from tidegate.protocol.commit import CommitPermit, permit_commit
 from tidegate.protocol.decision_log import DecisionLog
@@ -40,6 +48,7 @@ from tidegate.sinks.contract import (
     CheckingSink,
     CommitAnswer,
     Committable,
+    CopyingSink,
     FileSink,
     ProbingSink,
     ReversibleSink,
@@ -51,11 +60,12 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
     staged_by,
+    staged_generation,
 )
 from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
-from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot
+from tidegate.storage.manifest import FORMAT, Manifest, Origin, StageShape, StageSnapshot
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -146,8 +156,8 @@ class SinkRun:
         return sealed
 
 
-def manifest_at(epoch: int, sink: BoundSink, sealed: Committable | None) -> Manifest:
-    """Of a checkpoint of a pipeline of one sink; None: it did not have that sink yet."""
+def manifest_at(epoch: int, sink: BoundSink, sealed: Committable | None, taken_by: SinkRun | None = None) -> Manifest:
+    """Of a checkpoint of a pipeline of one sink; None: it did not have that sink yet. `taken_by`: on another root."""
     stage = sink.place.stage
     shape = StageShape("sink", (), "append", "", sink.table)
     snapshot = StageSnapshot(
@@ -159,6 +169,7 @@ def manifest_at(epoch: int, sink: BoundSink, sealed: Committable | None) -> Mani
     return Manifest(
         FORMAT, sink.place.pipeline, epoch, epoch, 1, 1, 0, True, "2026-01-01", 1, None,
         {stage: shape} if is_known else {}, {stage: snapshot} if is_known else {},
+        origin=None if taken_by is None else Origin(taken_by.sink.place.root, epoch, epoch),
     )  # fmt: skip
 
 
@@ -425,6 +436,166 @@ class SinkConformance:
         assert self.shown(name) == shown
         assert sink.facts() == facts
 
+    def test_a_smaller_epoch_of_another_lineage_that_shows_more_is_not_taken_for_a_checkpoint(self) -> None:
+        run = self.start("lineages")
+        if not isinstance(run.sink, ReversibleSink) or not self.undoes:
+            return
+        nothing = run.sealed()
+        run.commit(1, nothing)
+        more = run.show(10, [(1, "a")])
+        run.sink.set_back(manifest_at(1, run.sink, nothing), 2, discards_others=False)
+        SinkRun(run.sink, 3, nothing, 0).commit(17, nothing)
+        run.sink.set_back(manifest_at(10, run.sink, more), 4, discards_others=False)
+        assert self.shown("lineages") == Counter([(1, "a")])
+        run.sink.set_back(manifest_at(17, run.sink, nothing), 5, discards_others=False)
+        assert self.shown("lineages") == Counter()
+        assert run.sink.facts().next_batch == 0
+
+    def test_another_root_takes_a_table_over_only_where_it_is_told_to_and_then_the_first_is_refused(self) -> None:
+        run = self.start("taken over")
+        if not isinstance(run.sink, ReversibleSink) or not self.creates_table:
+            return
+        sealed = run.show(1, [(1, "a"), (2, "b")])
+        then = Counter(self.shown("taken over"))
+        run.show(2, [(2, "c"), (3, "d")])
+        run.stage([(4, "e")])
+        to = manifest_at(1, run.sink, sealed, run)
+        other = self.bound("taken over", root="another")
+        assert isinstance(other, ReversibleSink)
+        assert other.facts().is_anothers
+        assert other.look_back(to, takes_over=True).is_anothers
+        now = Counter(self.shown("taken over"))
+        assert self._is_foreign(partial(other.set_back, to, 7, discards_others=False)), "it was not told to take over"
+        assert self.shown("taken over") == now
+        for _ in range(2):  # the second time it is done already
+            other.set_back(to, 7, discards_others=False, takes_over=True)
+            assert self.shown("taken over") == then
+        facts = other.facts()
+        assert (facts.committed_epoch, facts.next_batch, facts.fence, facts.is_anothers) == (1, 1, 7, False)
+        for name, call in (
+            ("commit", partial(run.commit, 3)),
+            ("fence", partial(run.sink.fence, 99)),
+            ("claim", run.sink.claim),
+        ):
+            assert self._is_foreign(call), f"{name} of the root that had it was let through"
+        assert run.sink.facts().is_anothers
+        self.check(other)
+        other.claim()
+        after = SinkRun(other, 8, sealed, sealed.through_batch + 1)
+        after.show(9, [(5, "f")])
+        assert self.shown("taken over") == then + Counter([(5, "f")])
+
+    def test_a_table_that_is_taken_over_by_a_smaller_generation_is_not_taken_for_done(self) -> None:
+        """Generations are numbers of a root."""
+        run = self.start("smaller")
+        if not isinstance(run.sink, ReversibleSink) or not self.creates_table:
+            return
+        sealed = run.show(1, [(1, "a")])
+        to = manifest_at(1, run.sink, sealed, run)
+        run.sink.set_back(to, 9, discards_others=False)
+        SinkRun(run.sink, 10, sealed, 1).show(2, [(2, "b")])
+        other = self.bound("smaller", root="another")
+        assert isinstance(other, ReversibleSink)
+        other.set_back(to, 4, discards_others=False, takes_over=True)
+        assert self.shown("smaller") == Counter([(1, "a")])
+        assert other.facts().fence == 4
+
+    def _is_foreign(self, call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except ForeignTable:
+            return True
+        return False
+
+    def test_a_copy_of_a_table_shows_what_that_did_at_a_checkpoint_and_has_a_life_of_its_own(self) -> None:
+        run = self.start("original")
+        copy = self.bound("copy", root="fork")
+        if not isinstance(copy, CopyingSink):
+            return
+        sealed = run.show(1, [(1, "a"), (2, "b")])
+        then = Counter(self.shown("original"))
+        run.show(2, [(2, "c"), (3, "d")])
+        to = manifest_at(1, copy, sealed, run)
+        copy.look_at_copy(run.sink.table, to, replaces=False)
+        assert self.check(copy) is False, "looking makes nothing"
+        for _ in range(2):  # the second time it is done already
+            copy.show_copy(run.sink.table, to, 5, replaces=False)
+            assert self.shown("copy") == then
+        facts = self.bound("copy", root="fork").facts()
+        assert (facts.committed_epoch, facts.next_batch, facts.fence, facts.is_anothers) == (1, 1, 5, False)
+        copy.claim()
+        fork = SinkRun(copy, 6, sealed, sealed.through_batch + 1)
+        assert fork.commit(1, sealed) is CommitAnswer.ALREADY
+        fork.show(6, [(7, "fork")])
+        run.show(3, [(8, "original")])
+        assert self.shown("copy") == then + Counter([(7, "fork")])
+        assert self.shown("original")[8, "original"] == 1, "the original goes on"
+        assert (7, "fork") not in self.shown("original")
+
+    def test_a_copy_takes_the_place_of_what_a_table_showed_and_its_root_is_refused_from_then_on(self) -> None:
+        run = self.start("replaced")
+        fork = self.start("fork", root="fork")
+        if not isinstance(run.sink, CopyingSink):
+            return
+        run.show(1, [(1, "a")])
+        run.stage([(2, "b")])
+        sealed = fork.show(4, [(5, "e"), (6, "f")])
+        fork.show(5, [(9, "later")])
+        promoted = self.bound("replaced", root="fork")
+        assert isinstance(promoted, CopyingSink)
+        to = manifest_at(4, promoted, sealed)
+        change = promoted.look_at_copy(fork.sink.table, to, replaces=True)
+        assert change.is_anothers
+        assert self.shown("replaced") == Counter([(1, "a")]), "looking changes nothing"
+        for _ in range(2):
+            promoted.show_copy(fork.sink.table, to, 7, replaces=True)
+            assert self.shown("replaced") == Counter([(5, "e"), (6, "f")])
+        facts = promoted.facts()
+        assert (facts.committed_epoch, facts.next_batch, facts.fence, facts.is_anothers) == (4, 1, 7, False)
+        assert self._is_foreign(partial(run.commit, 2)), "the root that it belonged to committed"
+        self.check(promoted)
+        SinkRun(promoted, 8, sealed, sealed.through_batch + 1).show(8, [(7, "g")])
+        assert self.shown("replaced") == Counter([(5, "e"), (6, "f"), (7, "g")])
+        assert self.shown("fork") == Counter([(5, "e"), (6, "f"), (9, "later")]), "the other stays as it is"
+
+    def test_a_table_that_holds_something_is_no_place_for_a_new_copy(self) -> None:
+        run = self.start("source")
+        taken = self.start("taken", root="fork")
+        if not isinstance(run.sink, CopyingSink):
+            return
+        sealed = run.show(1, [(1, "a")])
+        taken.show(1, [(2, "b")])
+        copy = self.bound("taken", root="third")
+        assert isinstance(copy, CopyingSink)
+        to = manifest_at(1, copy, sealed, run)
+        calls: list[Callable[[], object]] = [
+            partial(copy.look_at_copy, run.sink.table, to, replaces=False),
+            partial(copy.show_copy, run.sink.table, to, 5, replaces=False),
+        ]
+        for call in calls:
+            refused = False
+            try:
+                call()
+            except SinkFailed:
+                refused = True
+            assert refused, "rows would have been lost"
+        assert self.shown("taken") == Counter([(2, "b")])
+
+    def test_what_the_other_table_does_not_show_cannot_be_copied(self) -> None:
+        run = self.start("behind")
+        copy = self.bound("ahead", root="fork")
+        if not isinstance(copy, CopyingSink):
+            return
+        run.show(1, [(1, "a")])
+        run.stage([(2, "b")])
+        to = manifest_at(2, copy, run.sealed(), run)  # decided, and not shown yet
+        refused = False
+        try:
+            copy.look_at_copy(run.sink.table, to, replaces=False)
+        except (SinkFailed, CheckpointNotVisible):
+            refused = True
+        assert refused, "a copy would lack rows that are staged for the other"
+
     def test_a_table_that_lost_a_commit_which_is_still_sealed_shows_it_or_says_that_the_rows_are_gone(self) -> None:
         run = self.start("retold")
         run.show(1, [(1, "a")])
@@ -533,6 +704,20 @@ class SinkConformance:
         assert run.commit(2) is CommitAnswer.COMMITTED
         assert self.shown("lost") == Counter([(1, "a"), (2, "b")])
         run.sink.forget_staged(2)  # may come again
+
+    def test_it_tells_the_largest_generation_that_has_staged(self) -> None:
+        """Whoever takes its table over goes on above that, because who had it may live on."""
+        run = self.start("telling", generation=3)
+        run.stage([(1, "a")])
+        newer = SinkRun(run.sink, 5)
+        newer.stage([(1, "a")])
+        takes_over = isinstance(run.sink, ReversibleSink) and self.creates_table
+        another = self.bound("telling", root="another" if takes_over else "root")
+        assert staged_generation(another) == 5
+        newer.show(1, [(2, "b")])
+        assert staged_generation(another) == 5, "it may stage yet"
+        newer.sink.forget_staged(6)
+        assert staged_generation(another) == 0
 
     def test_a_check_of_what_was_sealed_changes_nothing(self) -> None:
         run = self.start("checked")

@@ -190,6 +190,7 @@ class BoundDeltaTable:
                 self._log.record("epoch", permit.epoch),
                 self._log.record("batch", max(shown, committable.through_batch + 1)),
                 self._log.root_record(),
+                *self._log.counting_record(table),
             ]
             # Made for this version of the table or an older one, and never shown: once ours has followed on this
             # version, none of them can.

@@ -75,7 +75,7 @@ class Duplicate:
 
     def _shown(self) -> deltalake.DeltaTable:
         """The other table, as it is at the checkpoint."""
-        found: TableAt = table_at(self._sharing, self._source, self._to)
+        found: TableAt = table_at(self._sharing, self._source, self._to, self._place.root)
         table = found.delta()
         obstacle = unreadable(table)
         if obstacle is not None:

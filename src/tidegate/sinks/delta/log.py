@@ -2,7 +2,8 @@
 
 A record is an application transaction of the table, `tidegate/<owner>/<kind>`: the `epoch` and the `batch` that are
 shown, the generation of the `fence`, the `root` that the owner's rows come from, and the generation by which the table
-was last `set_back` to an older checkpoint.
+was last `set_back` to an older checkpoint. `counted_by` is the root whose number the epoch is, where that is another:
+it was, when the table was set back to a checkpoint that was brought from there, until the next commit.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from tidegate.storage.system import say
 if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
 
-Kind = Literal["epoch", "batch", "fence", "root", "set_back"]
+Kind = Literal["epoch", "batch", "fence", "root", "set_back", "counted_by"]
 
 TRIES: Final = 5
 """How often a transaction is made again that met another writer's."""
@@ -98,7 +99,12 @@ class TableLog:
 
     def root_record(self, stage: str | None = None) -> Transaction:
         """Whose the owner's rows are. Every commit says so again: a record that is renewed does not expire."""
-        return self.record("root", _number(self._place.root), stage)
+        return self.record("root", number_of(self._place.root), stage)
+
+    def counting_record(self, table: deltalake.DeltaTable) -> list[Transaction]:
+        """That epochs are this root's numbers from now on, where they were another's."""
+        own = number_of(self._place.root)
+        return [] if self.recorded(table, "counted_by") in (0, own) else [self.record("counted_by", own)]
 
     def _name(self, kind: Kind, stage: str | None = None) -> str:
         return f"{self.prefix}{stage or self._place.stage}/{kind}"
@@ -110,7 +116,7 @@ class TableLog:
 
     def is_anothers(self, table: deltalake.DeltaTable) -> bool:
         """Whether the rows of this owner come from another root."""
-        return self.recorded(table, "root") not in (0, _number(self._place.root))
+        return self.recorded(table, "root") not in (0, number_of(self._place.root))
 
     def records_of(self, then: deltalake.DeltaTable, stages: Iterable[str], generation: int) -> Iterator[Transaction]:
         """What a table is to record that shows what a version, of this table or another, showed of some stages: their
@@ -120,6 +126,9 @@ class TableLog:
             yield self.record("batch", self.recorded(then, "batch", stage), stage)
             yield self.record("fence", generation, stage)
             yield self.record("set_back", generation, stage)
+            counted_by = self.recorded(then, "counted_by", stage) or self.recorded(then, "root", stage)
+            if counted_by:
+                yield self.record("counted_by", counted_by, stage)
             yield self.root_record(stage)
 
     def check_root(self, table: deltalake.DeltaTable) -> None:
@@ -222,6 +231,6 @@ class TableLog:
             self.force(through=table.version())
 
 
-def _number(root: str) -> int:
+def number_of(root: str) -> int:
     """A root's id as the version of a transaction can hold it: 62 bits of its digest, and never 0."""
     return (int.from_bytes(hashlib.sha256(root.encode()).digest()[:8]) >> 2) + 1

@@ -17,6 +17,7 @@ from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.delta.features import unreadable
+from tidegate.sinks.delta.log import number_of
 from tidegate.sinks.delta.scan import FILE, active_files, columns_of, scan
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
@@ -163,7 +164,7 @@ def tables_at(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
         sharing.setdefault(os.path.realpath(address), []).append(name)
     tables: dict[str, TableAt] = {}
     for names in sharing.values():
-        tables |= dict.fromkeys(names, table_at(names, Path(addresses[names[0]]), manifest))
+        tables |= dict.fromkeys(names, table_at(names, Path(addresses[names[0]]), manifest, root.id))
     return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
 
 
@@ -179,8 +180,10 @@ def _addresses(manifest: Manifest) -> dict[str, str]:
 class _Versions:
     """What the versions of a table say of the sinks of a pipeline that write to it, as of a checkpoint."""
 
-    def __init__(self, pipeline: str, sinks: Sequence[str], path: Path, manifest: Manifest) -> None:
-        self._pipeline = pipeline
+    def __init__(self, sinks: Sequence[str], path: Path, manifest: Manifest, root_id: str | None) -> None:
+        self._pipeline = manifest.pipeline
+        # The root whose number its epoch is; None: any.
+        self._counted_by = None if root_id is None else number_of(manifest.counted_by(root_id))
         self._sinks = sinks
         self._path = path
         self._manifest = manifest
@@ -189,9 +192,29 @@ class _Versions:
         return self._open(None, "").version()
 
     def later(self, version: int) -> list[str]:
-        """The sinks of which a version shows a later epoch."""
+        """The sinks of which a version shows a later epoch, or later batches: it was set back to another lineage, whose
+        epochs may be smaller."""
         table = self._at(version)
-        return [sink for sink in self._sinks if self._record(table, sink, "epoch") > self._manifest.shown_epoch]
+        return [
+            sink
+            for sink in self._sinks
+            if self._is_later(table, sink) or self._exceeds(sink, self._record(table, sink, "batch"))
+        ]
+
+    def _is_later(self, table: deltalake.DeltaTable, sink: str) -> bool:
+        """Epochs are numbers of a root. What a root was brought lies before all of its own; what another has shown,
+        unless the checkpoint is that one's, is none of it."""
+        root = self._record(table, sink, "root")
+        counted_by = self._record(table, sink, "counted_by") or root
+        if self._counted_by in (None, counted_by) or not root:
+            return self._record(table, sink, "epoch") > self._manifest.shown_epoch
+        return root != self._counted_by
+
+    def _exceeds(self, sink: str, next_batch: int) -> bool:
+        stage = self._manifest.stages.get(sink)
+        if stage is None or stage.committable is None:
+            return False
+        return next_batch > decode_committable(stage.committable).through_batch + 1
 
     def hidden(self, version: int) -> list[str]:
         """The sinks of which a version lacks rows."""
@@ -231,14 +254,14 @@ class _Versions:
             ) from error
 
 
-def versions_of(path: Path, sink: str, manifests: Iterable[Manifest]) -> list[int]:
+def versions_of(path: Path, sink: str, manifests: Iterable[Manifest], root_id: str | None = None) -> list[int]:
     """The versions of a table by which these checkpoints are read, those that can be. `sink`: one that writes to it."""
     found: list[int] = []
     for manifest in manifests:
         sinks = sinks_sharing(path, sink, manifest)
         if any(each in manifest.stages for each in sinks):
             with suppress(CheckpointNotVisible):
-                found.append(table_at(sinks, path, manifest).version)
+                found.append(table_at(sinks, path, manifest, root_id).version)
     return found
 
 
@@ -250,10 +273,10 @@ def sinks_sharing(path: Path, sink: str, manifest: Manifest) -> list[str]:
     return there if sink in there else [*there, sink]
 
 
-def table_at(sinks: Sequence[str], path: Path, manifest: Manifest) -> TableAt:
+def table_at(sinks: Sequence[str], path: Path, manifest: Manifest, root_id: str | None = None) -> TableAt:
     """The last version of a table that shows no later epoch of any of its sinks; where it was set back since, the last
-    one of before that, if need be."""
-    versions = _Versions(manifest.pipeline, sinks, path, manifest)
+    one of before that, if need be. `root_id`: of the root that has the checkpoint."""
+    versions = _Versions(sinks, path, manifest, root_id)
     last = newest = versions.newest()
     why: str | None = None
     while True:

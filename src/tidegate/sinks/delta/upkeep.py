@@ -157,7 +157,7 @@ class Keeper:
         check_keepable(self._sink, table)
         # Asked after the table was opened: a checkpoint that is not among these yet is shown by a later version, and
         # what this version no longer has, no later one has.
-        versions = versions_of(self._sink.path, self._place.stage, retained())
+        versions = versions_of(self._sink.path, self._place.stage, retained(), self._place.root)
         files = unneeded_files(table, self._sink.path, retention_s(table, kept_ms), versions)
         if files:
             self._log.force_shown(table)

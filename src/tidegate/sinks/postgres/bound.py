@@ -156,17 +156,25 @@ class BoundPostgresTable:
         )
         return sum(row["copied"] for row in copied.collect())
 
-    def forget_staged(self, before_generation: int) -> None:
-        prefix = self._staging(None)
+    def staged_generation(self) -> int:
         with self._connected() as connection:
-            found = connection.execute(
-                "SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
-                (self.sink.schema, prefix),
-            ).fetchall()
-            for (name,) in found:
-                number = name.removeprefix(prefix)
-                if number.isdigit() and int(number) < before_generation:
+            return max(self._staged(connection).values(), default=0)
+
+    def forget_staged(self, before_generation: int) -> None:
+        with self._connected() as connection:
+            for name, generation in self._staged(connection).items():
+                if generation < before_generation:
                     connection.execute(sql().SQL("DROP TABLE IF EXISTS {}").format(self.sink.beside(name)))
+
+    def _staged(self, connection: psycopg.Connection[Any]) -> dict[str, int]:
+        """The staging tables that there are, and the generation of each."""
+        prefix = self._staging(None)
+        found = connection.execute(
+            "SELECT tablename FROM pg_tables WHERE schemaname = %s AND starts_with(tablename, %s)",
+            (self.sink.schema, prefix),
+        ).fetchall()
+        numbers = {name: name.removeprefix(prefix) for (name,) in found}
+        return {name: int(number) for name, number in numbers.items() if number.isdigit()}
 
     # -- committing -------------------------------------------------------------------------------
 

@@ -1,9 +1,9 @@
 """Played tables: a `FileSink` and a `RowSink` whose record, fence and staged rows lie in `Files`.
 
 A table is a log of versions, each created if absent, so that of two that change it at the same time one looks again and
-sees the other's fence. A version says what it adds, or which one before it shows the same, and of every owner what is
-known: its root, fence, last epoch and next batch. The files that a commit shows are kept under `data/`; what a batch
-has staged lies under `staged/`.
+sees the other's fence. A version says what it adds, or which one before it shows the same, or that it shows a copy of
+another table, and of every owner what is known: its root, fence, last epoch and next batch. The files that a commit
+shows are kept under `data/`; what a batch has staged lies under `staged/`.
 
 What a table shows is read from it, by whoever holds the same files: `versions`, `visible`. Where it is slow or fails is
 a caller's word: `on_call`.
@@ -52,6 +52,8 @@ Call = Literal[
     "forget_staged",
     "set_back",
     "was_set_back",
+    "show_copy",
+    "has_shown_copy",
 ]
 
 
@@ -63,11 +65,14 @@ class OwnerRecord(msgspec.Struct, frozen=True):
     epoch: int = 0
     next_batch: int = 0
     set_back: int = 0
+    counted_by: str = ""
+    """The root whose number the epoch is, if that is another."""
 
 
 class Version(msgspec.Struct, frozen=True):
     """One change of a table. `data`: the files that it shows from now on. `shows`: the number of the version that it
-    goes back to; None: it adds to the one before."""
+    goes back to; None: it adds to the one before. `copies`: the address of the table whose rows it shows, and no
+    others."""
 
     id: str
     table: str
@@ -77,6 +82,7 @@ class Version(msgspec.Struct, frozen=True):
     generation: int = 0
     data: tuple[str, ...] = ()
     shows: int | None = None
+    copies: str | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(Version)
@@ -95,8 +101,10 @@ class PlayedTable:
         on_call: Callable[[Call], None] = lambda _: None,
         encode: Callable[[Any], bytes] = encode_rows,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        beside: Files | None = None,
     ) -> None:
-        """`files`: of the folder of the table. `stages`: who writes its batches, Spark or the sink itself.
+        """`files`: of the folder of the table. `stages`: who writes its batches, Spark or the sink itself. `beside`:
+        where others are, of which it may show a copy.
 
         `on_call` is called before each call of the contract, and after a commit and a fence are done: it may wait, or
         raise `SinkFailed`; what is done by then stays done. `encode`: how rows that the sink stages are written.
@@ -106,6 +114,7 @@ class PlayedTable:
         self.on_call = on_call
         self._encode = encode
         self._new_id = new_id
+        self.beside = beside
 
     @property
     def table(self) -> TableAddress:
@@ -117,6 +126,20 @@ class PlayedTable:
     def bind(self, place: SinkPlace) -> BoundSink:
         kind = _FileTable if self._stages == "files" else _RowTable
         return kind(self, place)
+
+    def at(self, address: str) -> PlayedTable:
+        """The same sink for a table beside this one."""
+        folder = None if self.beside is None else self.beside.name_at(address)
+        if self.beside is None or not folder:
+            raise SinkFailed(f"{self.describe()} knows of no table at {address}")
+        return PlayedTable(
+            self.beside.at(folder),
+            self._stages,
+            on_call=self.on_call,
+            encode=self._encode,
+            new_id=self._new_id,
+            beside=self.beside,
+        )
 
     # -- what it shows ----------------------------------------------------------------------------
 
@@ -144,10 +167,22 @@ class PlayedTable:
     @property
     def data(self) -> list[bytes]:
         """The files that a reader sees."""
+        newest = len(self._files.names_in(_LOG))
+        return [self._files.read(name) or b"" for name in self.shown_at(newest)]
+
+    @staticmethod
+    def _after(shown: list[tuple[str, ...]], version: Version) -> tuple[str, ...]:
+        """The files that a reader sees after a version. `shown`: those after the ones before it."""
+        if version.copies is not None:
+            return version.data
+        return (*shown[-1], *version.data) if version.shows is None else shown[version.shows]
+
+    def shown_at(self, number: int) -> tuple[str, ...]:
+        """The files that a reader of a version sees, by their names."""
         shown: list[tuple[str, ...]] = [()]
-        for version in self.versions():
-            shown.append((*shown[-1], *version.data) if version.shows is None else shown[version.shows])
-        return [self._files.read(name) or b"" for name in shown[-1]]
+        for version in self.versions()[:number]:
+            shown.append(self._after(shown, version))
+        return shown[-1]
 
     def facts(self, owner: str) -> SinkFacts:
         """What it says of an owner, without being asked through the contract."""
@@ -226,7 +261,12 @@ class _BoundTable:
 
     def facts(self) -> SinkFacts:
         self._sink.on_call("facts")
-        return self._sink.facts(self._place.owner)
+        return msgspec.structs.replace(self._sink.facts(self._place.owner), is_anothers=self._is_anothers())
+
+    def _is_anothers(self) -> bool:
+        newest = self._sink.newest()
+        record = OwnerRecord() if newest is None else newest.owners.get(self._place.owner, OwnerRecord())
+        return record.root not in ("", self._place.root)
 
     def fence(self, generation: int) -> None:
         self._sink.on_call("fence")
@@ -255,7 +295,7 @@ class _BoundTable:
                 return None
             data = self._shown(committable, record.next_batch)
             next_batch = max(record.next_batch, committable.through_batch + 1)
-            after = msgspec.structs.replace(record, epoch=permit.epoch, next_batch=next_batch)
+            after = msgspec.structs.replace(record, epoch=permit.epoch, next_batch=next_batch, counted_by="")
             return self._version(after, epoch=permit.epoch, generation=permit.generation, data=data)
 
         is_new = self._sink.change(self._place.owner, committed)
@@ -263,8 +303,8 @@ class _BoundTable:
         return CommitAnswer.COMMITTED if is_new else CommitAnswer.ALREADY
 
     def look_back(self, to: Manifest, *, takes_over: bool = False) -> SettingBack:  # noqa: ARG002 - it tells the same
-        number, _ = self._then(to)
-        return SettingBack(len(self._sink.versions()), number)
+        number, _ = self._then(self._sink, to)
+        return SettingBack(len(self._sink.versions()), number, is_anothers=self._is_anothers())
 
     def set_back(self, to: Manifest, generation: int, *, discards_others: bool, takes_over: bool = False) -> None:
         del discards_others  # nobody else writes
@@ -273,27 +313,98 @@ class _BoundTable:
         def back(record: OwnerRecord) -> Version | None:
             if not takes_over:
                 self._refuse_another_root(record)
-            if record.set_back >= generation and record.root == self._place.root:
+            if self._is_done(record, generation):
                 return None
-            number, then = self._then(to)
-            then = msgspec.structs.replace(then, root=self._place.root, fence=generation, set_back=generation)
+            number, version = self._then(self._sink, to)
+            then = self._taken_over(version.owners.get(self._place.owner, OwnerRecord()), generation)
             return msgspec.structs.replace(self._version(then, generation=generation), shows=number)
 
         self._sink.change(self._place.owner, back)
         self._sink.on_call("was_set_back")
 
-    def _then(self, to: Manifest) -> tuple[int, OwnerRecord]:
-        """The newest version that shows all of a checkpoint, and nothing later."""
+    def _is_done(self, record: OwnerRecord, generation: int) -> bool:
+        return record.set_back >= generation and record.root == self._place.root
+
+    def _taken_over(self, record: OwnerRecord, generation: int) -> OwnerRecord:
+        root, counted_by = self._place.root, record.counted_by or record.root
+        counted_by = "" if counted_by == root else counted_by
+        return msgspec.structs.replace(record, root=root, fence=generation, set_back=generation, counted_by=counted_by)
+
+    def _then(self, table: PlayedTable, to: Manifest) -> tuple[int, Version]:
+        """The newest version of a table that shows all of a checkpoint, and nothing later."""
         stage = to.stages.get(self._place.stage)
         sealed = (
             Committable(-1) if stage is None or stage.committable is None else decode_committable(stage.committable)
         )
-        for number, version in reversed(list(enumerate(self._sink.versions(), start=1))):
+        for number, version in reversed(list(enumerate(table.versions(), start=1))):
             record = version.owners.get(self._place.owner, OwnerRecord())
-            is_known = stage is not None or not record.next_batch
-            if is_known and record.epoch <= to.shown_epoch and record.next_batch > sealed.last_with_rows:
-                return number, record
-        raise CheckpointNotVisible(f"{self.describe()} has no version that shows epoch {to.epoch}")
+            # Epochs of another lineage may be smaller though more is shown.
+            is_shown = sealed.last_with_rows < record.next_batch <= sealed.through_batch + 1
+            if is_shown and not self._is_later(record, to):
+                return number, version
+        raise CheckpointNotVisible(f"{table.describe()} has no version that shows epoch {to.shown_epoch}")
+
+    def _is_later(self, record: OwnerRecord, to: Manifest) -> bool:
+        """Epochs are numbers of a root. What a root was brought lies before all of its own."""
+        wanted = to.counted_by(self._place.root)
+        if not record.root or wanted == (record.counted_by or record.root):
+            return record.epoch > to.shown_epoch
+        return record.root != wanted
+
+    # -- the copy of another ----------------------------------------------------------------------
+
+    def look_at_copy(
+        self, source: TableAddress, to: Manifest, *, replaces: bool, since: int | None = None
+    ) -> SettingBack:
+        del since  # nobody else writes
+        self._then(self._sink.at(source.address), to)
+        if not replaces:
+            self._refuse_used()
+        return SettingBack(len(self._sink.versions()) or None, is_anothers=self._is_anothers())
+
+    def show_copy(
+        self, source: TableAddress, to: Manifest, generation: int, *, replaces: bool, since: int | None = None
+    ) -> None:
+        del since  # nobody else writes
+        self._sink.on_call("show_copy")
+        other = self._sink.at(source.address)
+        if not replaces:
+            self._sink.create()
+
+        def copied(record: OwnerRecord) -> Version | None:
+            if self._is_done(record, generation):
+                return None
+            if not replaces:
+                self._refuse_used()
+            number, version = self._then(other, to)
+            sharing = {
+                f"{self._place.pipeline}/{name}" for name, shape in to.shape.items() if shape.table == self.table
+            }
+            records = {
+                owner: self._taken_over(record, generation)
+                for owner, record in version.owners.items()
+                if owner in {*sharing, self._place.owner}
+            }
+            made = self._version(OwnerRecord(), generation=generation, data=self._copies(other, number, generation))
+            owners = {**made.owners, **records}
+            return msgspec.structs.replace(made, owners=owners, copies=source.address)
+
+        self._sink.change(self._place.owner, copied)
+        self._sink.on_call("has_shown_copy")
+
+    def _refuse_used(self) -> None:
+        """A try before may have made it, and no more."""
+        newest = self._sink.newest()
+        if newest is not None and (newest.owners or self._sink.data):
+            raise SinkFailed(f"{self.describe()} is there already")
+
+    def _copies(self, other: PlayedTable, number: int, generation: int) -> tuple[str, ...]:
+        """Under names that no other root, or later decision of this one, would give."""
+        names = other.shown_at(number)
+        targets = tuple(f"data/copied/{self._place.root}/{generation:06d}/{each:06d}" for each in range(len(names)))
+        for name, target in zip(names, targets, strict=True):
+            self._files.keep(target, other._files, name)
+        return targets
 
     def forget_staged(self, before_generation: int) -> None:
         self._sink.on_call("forget_staged")
@@ -322,7 +433,9 @@ class _BoundTable:
         for batch, name in staged:
             if name is None or not self._files.exists(name):
                 raise SinkFailed(f"{self.describe()}: what batch {batch} of {self._place.owner} has staged is gone")
-            target = f"data/{self._place.owner}/{name.removeprefix(f'{_STAGED}/{self._place.owner}/')}"
+            inside = name.removeprefix(f"{_STAGED}/{self._place.owner}/")
+            # Generations are numbers of a root.
+            target = f"data/{self._place.owner}/{self._place.root}/{inside}"
             self._files.keep(target, self._files, name)
             kept.append(target)
         return tuple(kept)
@@ -350,8 +463,12 @@ class _FileTable(_BoundTable):
 class _RowTable(_BoundTable):
     """The sink itself stages each batch: whoever runs the query hands it the rows."""
 
-    def open_staging(self, generation: int, schema: StructType) -> None:
-        """Nothing has to be made."""
+    def open_staging(self, generation: int, schema: StructType) -> None:  # noqa: ARG002 - it takes any rows
+        """That it may stage is told as long as it does."""
+        self._files.write(f"{self._folder(generation)}/open", b"")
+
+    def staged_generation(self) -> int:
+        return max(map(int, self._files.names_in(f"{_STAGED}/{self._place.owner}")), default=0)
 
     def stage(self, generation: int, batch: int, frame: Any) -> int:
         """`frame` is what the query hands on: of a played one, its `PlayedRows`."""

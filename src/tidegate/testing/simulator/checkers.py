@@ -268,15 +268,9 @@ class NoCheckpointLost:
         before: list[int],
         chains: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`before`: what its lineage had retained, newest first. `chains`: what has run in one query has come as far as
-        its first stage."""
+        """`before`: what its lineage had retained, newest first. `chains`: what has run in one query."""
         self._epochs.add(record.epoch)
-        chains = {} if chains is None else chains
-        within = {name for before_last in chains.values() for name in before_last}
-        first = {name: manifest[chains[name][0] if name in chains else name] for name in manifest.keys() - within}
-        reached = {
-            name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in first.items()
-        }
+        reached = self._as_reached(manifest, {} if chains is None else chains)
         self._reached[record.checkpoint_id] = reached
         newest_aligned = [each for each in before if each in self._aligned][:1]
         if before and self._reached[before[0]] == reached:
@@ -291,6 +285,19 @@ class NoCheckpointLost:
             raise SimulationFailure("NoCheckpointLost", f"checkpoint {record.checkpoint_id} pushes out {lost[0]}")
         if len(record.retained) > self._config.max_retained + 1 + (PARTS + 1 if self._config.retain_ms else 0):
             raise SimulationFailure("NoCheckpointLost", f"{len(record.retained)} checkpoints are retained")
+
+    @staticmethod
+    def _as_reached(manifest: Manifest, chains: Mapping[str, Sequence[str]]) -> object:
+        """What has run in one query has come as far as its first stage."""
+        within = {name for before_last in chains.values() for name in before_last}
+        first = {name: manifest[chains[name][0] if name in chains else name] for name in manifest.keys() - within}
+        return {name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in first.items()}
+
+    def on_brought(self, record: CheckpointCompleted, manifest: Manifest, chains: Mapping[str, Sequence[str]]) -> None:
+        """It comes with what tables show: its epoch is none that they ever will."""
+        self._reached[record.checkpoint_id] = self._as_reached(manifest, chains)
+        if record.aligned:
+            self._aligned.add(record.checkpoint_id)
 
     def on_opened(self, record: GenerationOpened, log: DecisionLog) -> None:
         if record.sets_back:
@@ -465,6 +472,13 @@ class Checkers:
         self.consistent_cut.on_completed(record.checkpoint_id, manifest, stages)
         self.in_flight_allowed.on_completed(record.checkpoint_id, manifest, stages)
         self.no_checkpoint_lost.on_completed(record, manifest, before, chains)
+
+    def on_brought(
+        self, record: CheckpointCompleted, manifest: Manifest, files: Iterable[str], chains: Mapping[str, Sequence[str]]
+    ) -> None:
+        """A checkpoint was brought into a real root."""
+        self.nothing_needed_deleted.on_completed(record, files)
+        self.no_checkpoint_lost.on_brought(record, manifest, chains)
 
     def on_deleted(self, by_generation: int, stored: Collection[str]) -> None:
         who = f"after generation {by_generation}"

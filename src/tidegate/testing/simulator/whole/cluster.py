@@ -1,10 +1,11 @@
-"""The simulated cluster at the second depth: drivers, one root, one set of tables, and what is checked of them."""
+"""The simulated cluster at the second depth: drivers, a root, its tables, and what is checked of them."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -16,7 +17,8 @@ from tidegate.engine.requests import CancelCheckpoint, Request, StopRun, TakeChe
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, SinkFailed, TidegateError
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.decision_log import CheckpointCompleted, decode_decision
+from tidegate.protocol.decision_log import CheckpointCompleted, GenerationOpened, decode_decision
+from tidegate.sinks.contract import decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.storage.inspection import references
@@ -32,16 +34,20 @@ from tidegate.testing.played import (
     PlayedTable,
     StreamSource,
 )
-from tidegate.testing.simulator.checkers import Checkers, SimulationFailure
-from tidegate.testing.simulator.dag import Dag, StageSpec, again
+from tidegate.testing.simulator.checkers import Checkers, ExactlyOnce, SimulationFailure
+from tidegate.testing.simulator.dag import Dag, again
 from tidegate.testing.simulator.whole.driver import SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, Killed, SeenFiles
+from tidegate.testing.simulator.whole.moving import SimulatedMover
 from tidegate.testing.simulator.whole.prefix import WholePrefix
+from tidegate.testing.simulator.whole.roots import FIRST, Savepoint, SimulatedRoot, TableSeen
 from tidegate.testing.simulator.whole.users import SimulatedUser
 from tidegate.testing.simulator.whole.versions import Changes, Versions
 from tidegate.testing.simulator.world import Faults, World
 
-_FAILING_CALLS: Final = frozenset({"commit", "committed", "check_commit", "set_back", "was_set_back"})
+_FAILING_CALLS: Final = frozenset(
+    {"commit", "committed", "check_commit", "set_back", "was_set_back", "show_copy", "has_shown_copy"}
+)
 
 
 class QueryFaults(msgspec.Struct):
@@ -84,6 +90,16 @@ class WholeScenario(msgspec.Struct, frozen=True):
     """How likely a stage that can be is chained to its input, each time that a generation is opened."""
     set_backs: int = 0
     """How often somebody brings the pipeline and its tables back to a checkpoint, or forward."""
+    savepoints: int = 0
+    """How often somebody copies a checkpoint out of its root."""
+    brings: int = 0
+    """How often somebody brings one of these back."""
+    lost_roots: int = 0
+    """How often the root is lost, and one of these is brought into another."""
+    forks: int = 0
+    """How often the pipeline goes on on another root, with copies of its tables."""
+    promotions: int = 0
+    """How often these take the place of what they were made from."""
     changes: Changes = Changes()
     tables_fail: float = 0.0
     """How likely a commit fails, beside the store."""
@@ -108,10 +124,7 @@ class WholeCluster:
         self.backlog = BacklogBound(max_segments=scenario.backlog_segments)
         self.window, self.max_files = scenario.window, scenario.max_files
         self.query_faults = scenario.query_faults
-        self.checkers = Checkers(scenario.dag, self.world, scenario.config)
-        self.disk = Disk("root")
-        self.disk.on_created = self._on_created
-        self.disk.on_deleted = self._on_deleted
+        self.exactly_once = ExactlyOnce(scenario.dag)
         self.lake = {name: Disk(f"lake-{name}") for name in scenario.dag.sinks}
         self._ids = random.Random(f"ids {seed}")
         rng = random.Random(f"plans {seed}")
@@ -119,34 +132,30 @@ class WholeCluster:
         modes = ("append",) * 5 if scenario.chains else ("append", "append")
         self._modes = {name: rng.choice((*modes, "update")) for name in scenario.dag.stages}
         self.versions = Versions(scenario.dag, scenario.changes)
-        self.stages_of: dict[int, dict[str, StageSpec]] = {}
-        """What the pipeline of each generation had."""
-        self._rows_read: dict[tuple[int, str, int], int] = {}
-        """By generation, source and batch: up to where that has read."""
         self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
         self.slowness = {name: rng.choice((2, 4, 8, 16, 60)) for name in scenario.dag.stages}
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
         self._fed = dict.fromkeys(scenario.dag.sources, 0)
-        self._shown = dict.fromkeys(scenario.dag.sinks, 0)
-        self._visible_at: dict[tuple[str, int], dict[int, int]] = {}
-        """What each version of each table shows."""
+        self._seen = {(name, FIRST): TableSeen(scenario.dag.stages[name].paths) for name in scenario.dag.sinks}
+        """By sink, and the folder of its table."""
+        self.roots: list[SimulatedRoot] = []
+        """All that the pipeline ever had."""
+        self.root = self.new_root()
+        self.exactly_once.visible = {name: self._seen[name, FIRST].visible for name in scenario.dag.sinks}
+        self.savepoints: list[Savepoint] = []
+        self.moves: Counter[str] = Counter()
+        """What users have done with checkpoints."""
+        self.is_moving = False
+        """Whether the pipeline is on its way to a new root, in which nothing is decided yet."""
         self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
         self.refused: str | None = None
         self.crashes = self.set_back = self.aborted = 0
         self.killed_at: Counter[str] = Counter()
         self.is_down, self.downs = False, 0
         """Whether the machine is down, and how often it was."""
-        self.lock: str | None = None
-        """The run that holds the root, on the machine."""
         self.users: list[SimulatedUser] = []
-        self.cancelled: set[tuple[int, int]] = set()
-        """By generation and epoch: an id that nobody else has heard of may be used again."""
         self.drained: dict[str, StopRun] = {}
         """The runs that have ended in order, and what they have done for that."""
-        self._prefixes = WholePrefix(scenario.dag, {name for name, plan in self.plans.items() if plan.holds_back})
-        self.states: dict[tuple[int, str, int], dict[int, int]] = {}
-        self._damaged_files: set[str] = set()
-        self._needed: frozenset[str] = frozenset()
         self._stands_until = 0
         self._faults_end = False
         self._is_over = False
@@ -155,9 +164,38 @@ class WholeCluster:
     def new_id(self) -> str:
         return f"{self._ids.getrandbits(128):032x}"
 
+    def new_root(self) -> SimulatedRoot:
+        """One that is empty, and is not the pipeline's yet."""
+        prefixes = WholePrefix(self.dag, {name for name, plan in self.plans.items() if plan.holds_back})
+        label = "root" if not self.roots else f"root-{len(self.roots) + 1}"
+        root = SimulatedRoot(label, self.dag, self.world, self.config, prefixes)
+        root.checkers.exactly_once = self.exactly_once
+        root.disk.on_created = partial(self._on_created, root)
+        root.disk.on_deleted = partial(self._on_deleted, root)
+        self.roots.append(root)
+        return root
+
+    def go_to(self, root: SimulatedRoot) -> None:
+        """The pipeline goes on there, with the tables of there. Who runs elsewhere knows nothing of it."""
+        self.world.note("the pipeline goes to {}", root.label)
+        self.root = root
+        self.look_at_tables()
+
+    @property
+    def disk(self) -> Disk:
+        return self.root.disk
+
+    @property
+    def checkers(self) -> Checkers:
+        return self.root.checkers
+
+    @property
+    def lock(self) -> str | None:
+        return self.root.lock
+
     @property
     def is_running(self) -> bool:
-        return any(each.is_running for each in self.drivers)
+        return any(each.is_running and each.root is self.root for each in self.drivers)
 
     def config_now(self) -> CheckpointConfig:
         """Without faults a restart would hide that checkpoints cannot succeed."""
@@ -199,9 +237,10 @@ class WholeCluster:
         """Whether a stage begins behind rows."""
         return self.versions.own(name) in self.scenario.changes.new
 
-    def sources_of(self, generation: int, name: str) -> list[StageSource]:
+    @staticmethod
+    def sources_of(root: SimulatedRoot, generation: int, name: str) -> list[StageSource]:
         """What the query of a stage reads. What it reads twice has two logs."""
-        spec = self.stages_of[generation][name]
+        spec = root.stages_of[generation][name]
         return [StageSource(each, log) for log, each in enumerate((*spec.inputs, *spec.twice))]
 
     def played_sources(
@@ -216,32 +255,31 @@ class WholeCluster:
             found.append(kind(files.at(RootPaths.gate(generation, name, source.input)), files, source.log))
         return found
 
-    @property
-    def shape(self) -> dict[str, StageShape]:
-        """Of the pipeline as it is now."""
-        return {each.name: self._shape(each) for each in self._definitions(None)}
+    def shape(self, driver: SimulatedDriver) -> dict[str, StageShape]:
+        """Of the pipeline as it is now, with the tables that a driver has for it."""
+        return {each.name: self._shape(each) for each in self._definitions(driver)}
 
     def definitions(self, driver: SimulatedDriver) -> list[StageDefinition]:
         return self._definitions(driver)
 
-    def on_opened(self, generation: int, taken: TakenUp | None) -> None:
+    def on_opened(self, root: SimulatedRoot, generation: int, taken: TakenUp | None) -> None:
         """`taken`: what it starts from, if that is a checkpoint."""
         base = None if taken is None else taken.then
         specs = self.versions.specs()
         late = [*specs] if taken is None else taken.new
-        self.stages_of[generation] = specs
+        root.stages_of[generation] = specs
         read: dict[str, int] | None = {}
         for name in self.dag.sources:
-            rows = self._rows_at(base, name)
+            rows = self._rows_at(root, base, name)
             if rows is None or (base is not None and not base.aligned):
                 read = None
             elif read is not None:
                 read[name] = rows
             if rows is not None and (cut := self._cut_at(base, name)) is not None:
-                self._rows_read[generation, name, cut] = rows
-        checker, there = self.checkers.exactly_once, {self.versions.own(name) for name in specs}
+                root.rows_read[generation, name, cut] = rows
+        checker, there = self.exactly_once, {self.versions.own(name) for name in specs}
         # What is held back was read before: from the beginning on, nothing was.
-        held_back = frozenset[int]() if base is None else self._prefixes.held_back
+        held_back = frozenset[int]() if base is None else root.prefixes.held_back
         for name in late:
             if specs[name].is_sink:
                 checker.begins_behind(self.versions.own(name), read, held_back)
@@ -250,12 +288,12 @@ class WholeCluster:
                 checker.comes_back(name)
             else:
                 is_known = self._part_of(base, name) is not None
-                checker.ends_behind(name, read if is_known else None, self._prefixes.held_back)
+                checker.ends_behind(name, read if is_known else None, root.prefixes.held_back)
 
-    def _rows_at(self, base: Manifest | None, source: str) -> int | None:
+    def _rows_at(self, root: SimulatedRoot, base: Manifest | None, source: str) -> int | None:
         """How many rows a source had read at a checkpoint; None: nobody has seen it."""
         cut = self._cut_at(base, source)
-        return 0 if base is None or cut is None else self._rows_read.get((base.generation, source, cut))
+        return 0 if base is None or cut is None else root.rows_read.get((base.generation, source, cut))
 
     def _cut_at(self, base: Manifest | None, own: str) -> int | None:
         part = self._part_of(base, own)
@@ -303,21 +341,25 @@ class WholeCluster:
         return found
 
     def table(self, sink: str, driver: SimulatedDriver | None) -> PlayedTable:
-        """A sink's table, as a process sees it; or the world."""
+        """A sink's table, as a process sees it; or the world, that of the pipeline as it is now."""
+        return self._table_at(sink, self.root.folder if driver is None else driver.folder, driver)
+
+    def _table_at(self, sink: str, folder: str, driver: SimulatedDriver | None) -> PlayedTable:
         sink = self.versions.own(sink)
         disk = self.lake[sink]
         files: Any = disk.memory
         if driver is not None:
             files = SeenFiles(disk, self.world, driver.life, fails=False, links_last=True)
         return PlayedTable(
-            files,
+            files.at(folder),
             "rows" if self._stages_rows[sink] else "files",
             on_call=lambda call: self._on_call(sink, call),
             new_id=self.new_id,
+            beside=files,
         )
 
     def _on_call(self, sink: str, call: str) -> None:
-        if call in ("committed", "was_set_back"):
+        if call in ("committed", "was_set_back", "has_shown_copy"):
             self._on_committed(sink)
         table_fails = 0.0 if self._faults_end else self.scenario.tables_fail
         fails = max(self.world.faults.store_fails, table_fails)
@@ -339,59 +381,91 @@ class WholeCluster:
 
     # -- what is checked --------------------------------------------------------------------------
 
-    def _on_created(self, name: str, data: bytes) -> None:
+    def _on_created(self, root: SimulatedRoot, name: str, data: bytes) -> None:
         if not name.startswith(f"{RootPaths.DECISIONS}/"):
             return
         record = decode_decision(data, name)
-        before = self.checkers.take(record)
+        before = root.checkers.take(record)
         if before is not None and isinstance(record, CheckpointCompleted):
-            self._on_completed(record, before)
+            self._on_completed(root, record, before)
+        elif before is not None and isinstance(record, GenerationOpened) and record.brings is not None:
+            self._on_brought(root, record)
 
-    def _on_completed(self, record: CheckpointCompleted, before: list[int]) -> None:
-        data = self.disk.memory.read(record.manifest)
+    def _decided(self, root: SimulatedRoot, record: CheckpointCompleted) -> Manifest:
+        """What it consists of, all of which must be there."""
+        data = root.disk.memory.read(record.manifest)
         if data is None:
             raise SimulationFailure("NothingNeededDeleted", f"{record.manifest} was decided and is not there")
-        decoded = decode_manifest(data, record.manifest_sha256, record.manifest)
+        return decode_manifest(data, record.manifest_sha256, record.manifest)
+
+    def _on_completed(self, root: SimulatedRoot, record: CheckpointCompleted, before: list[int]) -> None:
+        decoded = self._decided(root, record)
         manifest = reports_in(decoded)
         self.world.note("checkpoint {} of generation {} is complete", record.checkpoint_id, record.generation)
-        stages = self.stages_of[record.generation]
-        self.checkers.on_whole(record, manifest, self._needed_by(decoded), before, decoded.chains, stages)
-        if (record.generation, record.epoch) in self.cancelled:
+        stages = root.stages_of[record.generation]
+        root.checkers.on_whole(record, manifest, self._needed_by(root, decoded), before, decoded.chains, stages)
+        if (record.generation, record.epoch) in root.cancelled:
             raise SimulationFailure("Requests", f"{record.checkpoint_id} was told to be cancelled, and is complete")
-        self._note_damaged(record)
-        self._prefixes.on_completed(record)
-        memory, needed = self.disk.memory, self.checkers.nothing_needed_deleted
-        needed.check_each(self.checkers.log.retained, lambda name: memory.exists(name) or name in self._damaged_files)
-        self._needed = frozenset().union(*map(needed.references, self.checkers.log.retained))
+        root.prefixes.on_completed(record)
+        self._on_retained(root, record)
 
-    def _needed_by(self, manifest: Manifest) -> frozenset[str]:
-        root: Any = self.disk.memory
+    def _on_brought(self, root: SimulatedRoot, opened: GenerationOpened) -> None:
+        """A checkpoint from elsewhere is one of the root's."""
+        assert opened.brings is not None
+        record = root.checkers.log.completed(opened.brings.checkpoint_id)
+        assert record is not None
+        self.world.note("checkpoint {} is brought by generation {}", record.checkpoint_id, record.generation)
+        decoded = self._decided(root, record)
+        for name, stage in decoded.stages.items():
+            sealed = None if stage.committable is None else decode_committable(stage.committable)
+            if sealed is not None and (sealed.files or sealed.batches):
+                raise SimulationFailure(
+                    "NothingNeededDeleted",
+                    f"{record.checkpoint_id} needs what {name} has staged, which any run forgets",
+                )
+        root.checkers.monotone_ids.on_prepared(record.generation, record.checkpoint_id, record.epoch)
+        root.checkers.on_brought(record, reports_in(decoded), self._needed_by(root, decoded), decoded.chains)
+        root.stages_of[record.generation] = self.versions.specs()
+        if opened.brings.ends_fork:
+            root.folder = FIRST
+        self._on_retained(root, record)
+
+    def _on_retained(self, root: SimulatedRoot, record: CheckpointCompleted) -> None:
+        self._note_damaged(root, record)
+        memory, needed, log = root.disk.memory, root.checkers.nothing_needed_deleted, root.checkers.log
+        needed.check_each(log.retained, lambda name: memory.exists(name) or name in root.damaged_files)
+        root.needed = frozenset().union(*map(needed.references, log.retained))
+
+    @staticmethod
+    def _needed_by(root: SimulatedRoot, manifest: Manifest) -> frozenset[str]:
+        files: Any = root.disk.memory
         try:
-            return references(root, manifest)
+            return references(files, manifest)
         except DamagedCheckpoint as damage:
             raise SimulationFailure(
                 "NothingNeededDeleted", f"{manifest.checkpoint_id} was decided: {damage}"
             ) from damage
 
-    def _on_deleted(self, name: str) -> None:
-        if name in self._needed:
+    @staticmethod
+    def _on_deleted(root: SimulatedRoot, name: str) -> None:
+        if name in root.needed:
             raise SimulationFailure("NothingNeededDeleted", f"{name} is deleted, which a retained checkpoint needs")
 
-    def on_batch(self, generation: int, stage: str, query: PlayedQuery) -> None:
+    def on_batch(self, root: SimulatedRoot, generation: int, stage: str, query: PlayedQuery) -> None:
         """A query has committed a batch: what its state holds then is what a snapshot of it must hold. `stage`: the
         first one of it."""
         if self.plan(stage).has_state:
-            self.states[generation, stage, query.batch] = query.seen
+            root.states[generation, stage, query.batch] = query.seen
         stage = self.versions.own(stage)
         if self.dag.stages[stage].is_source:
-            before = self._rows_read.get((generation, stage, query.batch - 1)) if query.batch else 0
+            before = root.rows_read.get((generation, stage, query.batch - 1)) if query.batch else 0
             read = before if query.read_through is None else query.read_through
             if read is not None:  # else it has run away, and nobody has seen the batch before
-                self._rows_read[generation, stage, query.batch] = read
+                root.rows_read[generation, stage, query.batch] = read
 
-    def on_drained(self, run: str, generation: int, done: StopRun) -> None:
+    def on_drained(self, root: SimulatedRoot, run: str, generation: int, done: StopRun) -> None:
         """A run ends in order. Others may have taken over since its last checkpoint, while it was asleep."""
-        own = [each for each in self.checkers.completions if each.record.generation == generation]
+        own = [each for each in root.checkers.completions if each.record.generation == generation]
         if not own:
             raise SimulationFailure("Requests", f"generation {generation} has ended without a last checkpoint")
         reports = own[-1].manifest
@@ -410,27 +484,34 @@ class WholeCluster:
         if run in self.drained and (lacks := wanted.lacks(self.drained[run])):
             raise SimulationFailure("Requests", f"{run} says that it was stopped, and has not {lacks}")
 
-    def epoch_of(self, sink: str) -> int:
-        return max((each.epoch for each in self.table(sink, None).versions()), default=0)
+    def epoch_of(self, root: SimulatedRoot, sink: str) -> int:
+        """The newest that a root's table has ever shown."""
+        versions = self._table_at(sink, root.folder, None).versions()
+        return max((each.epoch for each in versions), default=0)
 
     def _on_committed(self, sink: str) -> None:
         """A table has another version: what it shows is read from it, as a reader would."""
-        table = self.table(sink, None)
-        versions = table.versions()
-        exactly_once = self.checkers.exactly_once
-        for number, version in list(enumerate(versions, start=1))[self._shown[sink] :]:
-            if version.shows is not None:
-                exactly_once.visible[sink] = dict(self._visible_at[sink, version.shows])
-            elif version.epoch:
-                self.checkers.no_checkpoint_lost.on_epoch_visible(sink, version.epoch)
-                exactly_once.on_rows_visible(sink, table.rows_of(version).ranges)
-                self._prefixes.on_visible(sink, version.epoch, exactly_once.visible[sink])
-            self._visible_at[sink, number] = dict(exactly_once.visible[sink])
-        self._shown[sink] = len(versions)
+        by_id = {each.id: each for each in self.roots}
+        for folder in self.lake[sink].memory.names_in():
+            seen = self._seen_at(sink, folder)
+            for epoch, root, visible in seen.look(self._table_at(sink, folder, None), sink, self.exactly_once):
+                by_id[root].checkers.no_checkpoint_lost.on_epoch_visible(sink, epoch)
+                by_id[root].prefixes.on_visible(sink, epoch, visible)
+        self.exactly_once.visible[sink] = self._seen_at(sink, self.root.folder).visible
 
-    def on_refused(self, refusal: RecoveryRefused) -> None:
+    def _seen_at(self, sink: str, folder: str) -> TableSeen:
+        return self._seen.setdefault((sink, folder), TableSeen(self.dag.stages[sink].paths))
+
+    def look_at_tables(self) -> None:
+        for sink in self.lake:
+            self._on_committed(sink)
+
+    def on_refused(self, root: SimulatedRoot, refusal: RecoveryRefused) -> None:
         """Right only where all are damaged, or a table shows what only a damaged one holds; or where a sink is to go
-        whose table is late: then somebody starts the version before, and removes it later."""
+        whose table is late: then somebody starts the version before, and removes it later. And of course where the
+        pipeline is elsewhere by now, or on its way."""
+        if root is not self.root or (self.is_moving and not len(root.checkers.log)):
+            return
         if any(words in str(refusal) for words in ("is gone since", "cannot go on as")):
             self.on_misfit(refusal)
             return
@@ -439,7 +520,7 @@ class WholeCluster:
             self.refused = str(refusal)
             return
         intact = [each for each in log.lineage() if each.checkpoint_id not in damaged]
-        shown = max(self.epoch_of(each) for each, spec in self.versions.specs().items() if spec.is_sink)
+        shown = max(self.epoch_of(root, each) for each, spec in self.versions.specs().items() if spec.is_sink)
         if not damaged or (intact and shown <= intact[0].epoch):
             raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
         self.refused = str(refusal)
@@ -455,12 +536,15 @@ class WholeCluster:
     @property
     def is_changed(self) -> bool:
         """Whether the newest generation is of the last version of the pipeline."""
-        return not self._is_to_change and self.stages_of.get(self.checkers.log.generation) == self.versions.specs()
+        log, stages_of = self.checkers.log, self.root.stages_of
+        return not self._is_to_change and stages_of.get(log.generation) == self.versions.specs()
 
-    def _note_damaged(self, record: CheckpointCompleted) -> None:
+    @staticmethod
+    def _note_damaged(root: SimulatedRoot, record: CheckpointCompleted) -> None:
         """A checkpoint that builds on a file which was lost is as damaged as the one before it."""
-        if not self._damaged_files.isdisjoint(self.checkers.nothing_needed_deleted.references(record.checkpoint_id)):
-            self.checkers.no_checkpoint_lost.damaged_checkpoints.add(record.checkpoint_id)
+        checkers = root.checkers
+        if not root.damaged_files.isdisjoint(checkers.nothing_needed_deleted.references(record.checkpoint_id)):
+            checkers.no_checkpoint_lost.damaged_checkpoints.add(record.checkpoint_id)
 
     # -- time -------------------------------------------------------------------------------------
 
@@ -482,6 +566,11 @@ class WholeCluster:
             (scenario.damages, self._damage),
             (scenario.power_losses, self._lose_power),
             (scenario.set_backs, self._set_back),
+            (scenario.savepoints, self._save),
+            (scenario.brings, self._bring),
+            (scenario.lost_roots, self._lose_root),
+            (scenario.forks, self._fork),
+            (scenario.promotions, self._promote),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -515,7 +604,7 @@ class WholeCluster:
         self.disk.tears = False
         self._feed()
         self.versions.change_all()
-        is_another = self.stages_of.get(self.checkers.log.generation) != self.versions.specs()
+        is_another = self.root.stages_of.get(self.checkers.log.generation) != self.versions.specs()
         if is_another or self.world.random.random() < 0.5:  # else whoever runs goes on
             self.world.after(50, None, self._take_over)
 
@@ -587,6 +676,102 @@ class WholeCluster:
         except TidegateError as error:
             self.world.note("and fails: {}", error)
 
+    # -- users who take checkpoints elsewhere -----------------------------------------------------
+
+    def _intact(self) -> list[int]:
+        damaged = self.checkers.no_checkpoint_lost.damaged_checkpoints
+        return [each for each in self.checkers.log.retained if each not in damaged]
+
+    def _later(self, act: Callable[[], None]) -> None:
+        """There is nothing yet that it could be done with."""
+        if not self._faults_end:
+            self.world.after(100 + self.world.delay(300), None, act)
+
+    def _tries(self, what: str, act: Callable[[SimulatedMover], None], *, dies: float = 0.5) -> bool:
+        """Somebody does something, and may be killed. Returns whether it was done."""
+        mover = SimulatedMover(self)
+        self.world.note("somebody {}", what)
+        if self.world.random.random() < dies:
+            mover.dies_later()
+        try:
+            act(mover)
+        except Killed:
+            self.world.note("and is killed")
+        except TidegateError as error:
+            self.world.note("and fails: {}: {}", type(error).__name__, error)
+        else:
+            self.moves[what] += 1
+            return True
+        return False
+
+    def _save(self) -> None:
+        if not (intact := self._intact()):
+            self._later(self._save)
+        else:
+            checkpoint_id = self.world.random.choice(intact)
+            self._tries("makes a savepoint", lambda mover: self.savepoints.append(mover.save(checkpoint_id)), dies=0.2)
+
+    def _bring(self) -> None:
+        """Somebody brings a savepoint back; mostly while nothing runs."""
+        if not self.savepoints or self.is_moving:
+            self._later(self._bring)
+            return
+        if self.world.random.random() < 0.7:
+            self._go_down()
+        savepoint = self.world.random.choice(self.savepoints)
+        self._tries("brings a savepoint back", lambda mover: mover.bring(savepoint, self.root))
+
+    def _lose_root(self) -> None:
+        """Nobody finds the root any more, but for a run that is still alive there, perhaps."""
+        if not self.savepoints or self.is_moving or self.root.folder != FIRST:
+            self._later(self._lose_root)
+            return
+        if self.world.random.random() < 0.5:
+            self._go_down()
+        self.is_moving = True
+        self.look_at_tables()
+        lost, folder = self.root.label, self.root.folder
+        self.world.note("{} is lost", lost)
+        root = self.new_root()
+        root.folder = folder
+        self.go_to(root)
+        self._bring_to_new()
+
+    def _bring_to_new(self) -> None:
+        """Until it is decided: then whoever comes next finishes it."""
+        savepoint = self.world.random.choice(self.savepoints)
+        root = self.root
+        self._tries("brings a savepoint into a new root", lambda mover: mover.bring(savepoint, root))
+        if len(root.checkers.log):
+            self.is_moving = False
+        else:
+            self.world.after(30, None, self._bring_to_new)
+
+    def _fork(self) -> None:
+        """Somebody makes a fork, and the pipeline goes on there; who runs it elsewhere may go on, too."""
+        intact = self._intact()
+        if not intact or self.is_moving or self.root.folder != FIRST:
+            self._later(self._fork)
+            return
+        if self.world.random.random() < 0.3:
+            self._go_down()
+        checkpoint_id = self.world.random.choice(intact)
+        made = self.new_root()
+        made.folder = f"of-{made.label}"
+        self._tries("makes a fork", lambda mover: mover.fork(checkpoint_id, made))
+        if len(made.checkers.log):  # else it is no fork, and is thrown away
+            self.go_to(made)
+
+    def _promote(self) -> None:
+        """The fork takes the place of what it was made from; mostly while it does not run."""
+        if self.root.folder == FIRST:
+            self._later(self._promote)
+            return
+        if self.world.random.random() < 0.7:
+            self._go_down()
+        self._tries("promotes the fork", lambda mover: mover.promote())
+        self.look_at_tables()
+
     def _fill_disk(self) -> None:
         self.world.note("the disk is full")
         self.disk.is_full = True
@@ -616,7 +801,8 @@ class WholeCluster:
     def _lose_power(self) -> None:
         self.world.note("the power is lost")
         self._go_down()
-        for disk in (self.disk, *self.lake.values()):
+        kept = [each.disk for each in self.savepoints]
+        for disk in (*(root.disk for root in self.roots), *self.lake.values(), *kept):
             disk.lose_power(self.world.random)
 
     def _damage(self) -> None:
@@ -633,7 +819,7 @@ class WholeCluster:
         if data is None:
             return  # it is lost already
         self.world.note("{} is damaged", name)
-        self._damaged_files.add(name)
+        self.root.damaged_files.add(name)
         if rng.random() < 0.5 or not data:
             memory.delete([name])
         else:
@@ -641,7 +827,7 @@ class WholeCluster:
         for checkpoint_id in self.checkers.log.retained:
             record = self.checkers.log.completed(checkpoint_id)
             if record is not None:
-                self._note_damaged(record)
+                self._note_damaged(self.root, record)
 
     # -- users ------------------------------------------------------------------------------------
 

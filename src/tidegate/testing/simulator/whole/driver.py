@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from tidegate.engine.carrier import Carrier, Clock
 from tidegate.engine.changes import Meant, TakenUp, take_up
 from tidegate.engine.control import Desk, Remote
+from tidegate.engine.copies import finish_pending
 from tidegate.engine.ending import Ending
+from tidegate.engine.forks import read_fork
 from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
@@ -44,7 +46,9 @@ from tidegate.storage.inspection import look_through
 from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.played import PlayedQuery, PlayedRows, Step
+from tidegate.testing.simulator.checkers import SimulationFailure
 from tidegate.testing.simulator.whole.files import Killed, Life, SeenFiles
+from tidegate.testing.simulator.whole.roots import FIRST, SimulatedRoot
 from tidegate.testing.simulator.world import Process, World
 
 if TYPE_CHECKING:
@@ -81,7 +85,7 @@ class _SimulatedClock(Clock):
         return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(milliseconds=self._world.now + jumped)
 
 
-class _OpeningClock(_SimulatedClock):
+class OpeningClock(_SimulatedClock):
     """All of an opening happens at one moment, but for the time that it sleeps, which nobody else notices."""
 
     def __init__(self, world: World) -> None:
@@ -150,31 +154,30 @@ class SimulatedDesk(Desk):
 
 
 class PlayedLock:
-    """Of one root, as one process sees it: who has it is the cluster's to tell."""
+    """Of one root, as one process sees it."""
 
-    def __init__(self, cluster: WholeCluster, run: str) -> None:
-        self._cluster = cluster
+    def __init__(self, root: SimulatedRoot, run: str) -> None:
+        self._root = root
         self._run = run
 
     def take_if_free(self) -> bool:
-        if self._cluster.lock is None:
-            self._cluster.lock = self._run
-        return self._cluster.lock == self._run
+        if self._root.lock is None:
+            self._root.lock = self._run
+        return self._root.lock == self._run
 
     def release(self) -> None:
-        if self._cluster.lock == self._run:
-            self._cluster.lock = None
+        if self._root.lock == self._run:
+            self._root.lock = None
 
 
 class _SimulatedGeneration(Generation):
     """Is looked at by what counts and checks."""
 
     cluster: WholeCluster
+    root: SimulatedRoot
 
     def on_begun(self, checkpoint: Checkpoint) -> None:
-        self.cluster.checkers.monotone_ids.on_prepared(
-            self.generation, checkpoint.checkpoint_id, checkpoint.barrier.epoch
-        )
+        self.root.checkers.monotone_ids.on_prepared(self.generation, checkpoint.checkpoint_id, checkpoint.barrier.epoch)
         super().on_begun(checkpoint)
 
     def on_aborted(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
@@ -194,6 +197,10 @@ class SimulatedDriver:
         self.generation: _SimulatedGeneration | None = None
         self._ending: Ending | None = None
         self._queries: dict[str, PlayedQuery] = {}
+        self.root = cluster.root
+        """Where it runs, or ran last."""
+        self.folder = self.root.folder
+        """Where the tables are that it writes to."""
         self._runs = 0
         self._lock: PlayedLock | None = None
         self._remote: Remote | None = None
@@ -255,7 +262,7 @@ class SimulatedDriver:
             self.killed_at(act.__name__)
         except RecoveryRefused as refusal:
             self._end(refusal)
-            self.cluster.on_refused(refusal)
+            self.cluster.on_refused(self.root, refusal)
         except PipelineChanged as misfit:
             self._end(misfit)
             self.cluster.on_misfit(misfit)
@@ -272,9 +279,9 @@ class SimulatedDriver:
         own = self.generation
         self._drop()
         # It gives way to a generation that it has not opened itself.
-        is_over = own is not None and self.cluster.checkers.log.generation > own.generation
+        is_over = own is not None and self.root.checkers.log.generation > own.generation
         is_soon = self._stop is not None and not self._stop.drain
-        if is_over or is_soon or isinstance(error, Superseded | Fenced):
+        if is_over or self.root is not self.cluster.root or is_soon or isinstance(error, Superseded | Fenced):
             self._end(error)
         elif self._remote is not None:
             self._remote.restarting(str(error))
@@ -304,8 +311,10 @@ class SimulatedDriver:
             return
         self._runs += 1
         self._stop = None
+        self.root, self.folder = self.cluster.root, self.cluster.root.folder
+        self.find_tables()
         self._is_bounded = self.world.chance(self.cluster.scenario.available_now)
-        self._lock = PlayedLock(self.cluster, self.run)
+        self._lock = PlayedLock(self.root, self.run)
         self._lock.take_if_free()
         lock: Any = self._lock
         desks: list[SimulatedDesk] = []
@@ -319,6 +328,23 @@ class SimulatedDriver:
         self._remote.__enter__()
         self._work_at(desks[0], self._runs)
         self._open(self._runs)
+
+    def find_tables(self) -> None:
+        """Those that the pipeline is written for, unless the root is a fork's. Whoever decides anything finishes first
+        what was decided of a fork: the next decision would not."""
+        if not self.cluster.scenario.forks:
+            return
+        store: Any = self.files(fails=True)
+        root = Root(store, "simulated", root_id=self.cluster.new_id())
+        self.folder = FIRST
+        finish_pending(root, self.tables(), OpeningClock(self.world))
+        fork = read_fork(store)
+        if fork is not None:
+            self.folder = next(iter(fork.tables.values())).table.rpartition("/")[2]
+
+    def tables(self) -> dict[str, Any]:
+        """Of all sinks, as it finds them now."""
+        return {each.name: each.sink for each in self.cluster.definitions(self) if each.sink is not None}
 
     def _clock(self) -> Clock:
         return _SimulatedClock(self.world)
@@ -348,21 +374,21 @@ class SimulatedDriver:
     # -- opening ----------------------------------------------------------------------------------
 
     def files(self, *, fails: bool, forces: bool = True) -> SeenFiles:
-        return SeenFiles(self.cluster.disk, self.world, self.life, fails=fails, forces=forces)
+        return SeenFiles(self.root.disk, self.world, self.life, fails=fails, forces=forces)
 
     def _open(self, run: int) -> None:
         if self._remote is None or run != self._runs:
             return
         store: Any = self.files(fails=True)
         root = Root(store, "simulated", root_id=self.cluster.new_id())
-        sinks = self._sinks(store, root.id)
-        shape = self.cluster.shape
-        clock = _OpeningClock(self.world)
+        sinks = self.sinks(store, root.id)
+        shape = self.cluster.shape(self)
+        clock = OpeningClock(self.world)
         opening = RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock)
         definitions = self.cluster.definitions(self)
         fitting = _Fits(definitions, shape, self.cluster.versions.meant, sinks, root, self._reach_table)
         opened, _ = opening.open(fitting)
-        self.cluster.on_opened(opened.generation, fitting.taken)
+        self.cluster.on_opened(self.root, opened.generation, fitting.taken)
         for sink in sinks.values():
             sink.claim()
         for sink in fitting.parted:
@@ -371,9 +397,10 @@ class SimulatedDriver:
 
     def set_back(self, checkpoint_id: int) -> None:
         """As `tidegate restore` does, which is no run. Raises if it cannot be done."""
+        self.find_tables()
         store: Any = self.files(fails=True)
         root = Root(store, "simulated", root_id=self.cluster.new_id())
-        sinks = self._sinks(store, root.id)
+        sinks = self.sinks(store, root.id)
         log = root.decisions.read()
         record = log.completed(checkpoint_id)
         if record is None:
@@ -384,14 +411,14 @@ class SimulatedDriver:
             raise RecoveryRefused(f"{tables}")
         if self.world.random.random() < 0.5:
             self.life.calls_left = self.world.random.randint(0, 50)  # killed in the midst of what changes anything
-        clock = _OpeningClock(self.world)
+        clock = OpeningClock(self.world)
         RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock).set_back(checkpoint_id)
         self.cluster.set_back += 1
 
     def _reach_table(self, _table: TableAddress, place: SinkPlace) -> BoundSink:
         return self.cluster.table(place.stage, self).bind(place)
 
-    def _sinks(self, store: Files, root: str) -> dict[str, BoundSink]:
+    def sinks(self, store: Files, root: str) -> dict[str, BoundSink]:
         return {
             each.name: each.sink.bind(SinkPlace("simulated", each.name, store.at(RootPaths.sink(each.name)), root=root))
             for each in self.cluster.definitions(self)
@@ -404,7 +431,7 @@ class SimulatedDriver:
         queries = self.cluster.queries(self, base)
         generation = _SimulatedGeneration(
             queries,
-            Ground("simulated", store, local, opened, base, self.cluster.shape, _MOST_IN_A_MANIFEST),
+            Ground("simulated", store, local, opened, base, self.cluster.shape(self), _MOST_IN_A_MANIFEST),
             self.cluster.config_now(),
             sinks,
             Bounds(self.cluster.backlog),
@@ -412,7 +439,7 @@ class SimulatedDriver:
             patience=PATIENCE,
             carrier=Carrier(_SimulatedClock(self.world), self._beside),
         )
-        generation.cluster = self.cluster
+        generation.cluster, generation.root = self.cluster, self.root
         if self._stop is not None and self._stop.drain:
             generation.hold_sources()
         self.generation, self._ending = generation, Ending(generation)
@@ -434,6 +461,8 @@ class SimulatedDriver:
                 if process.incarnation == incarnation:
                     self.killed_at(name.removeprefix("tidegate-"))
                 return
+            except SimulationFailure:
+                raise  # what a checker has found is nothing that a run could try again
             except Exception as error:
                 answer, failure = None, error
             world.after(world.delay(4), process, resolve, answer, failure)
@@ -473,7 +502,7 @@ class SimulatedDriver:
 
     def _end_in_order(self, generation: Generation, remote: Remote, done: StopRun) -> None:
         """Somebody may have asked for more when it was too late: he is told so."""
-        self.cluster.on_drained(self.run, generation.generation, done)
+        self.cluster.on_drained(self.root, self.run, generation.generation, done)
         remote.ended_as = done
         remote.ended_because = "all its input is consumed" if self._stop is None else "it was told to stop"
         self._end(None)
@@ -484,7 +513,7 @@ class SimulatedDriver:
         self._queries = {}
         starts: dict[str, Callable[[], PlayedQuery]] = {}
         for definition in queries:
-            sources = self.cluster.sources_of(generation.generation, definition.head)
+            sources = self.cluster.sources_of(self.root, generation.generation, definition.head)
             folders = lay_out(local, generation, definition, sources, window=self.cluster.window)
             stage = generation.stages[definition.name]
             stage.progress.may_end = self._is_bounded and not definition.inputs
@@ -502,7 +531,8 @@ class SimulatedDriver:
     ) -> Callable[[Files, Files], PlayedQuery]:
         cluster, name, number = self.cluster, definition.name, generation.generation
         sink = generation.sinks.get(name)
-        spec = cluster.stages_of[number][definition.head]
+        root = self.root
+        spec = root.stages_of[number][definition.head]
         is_late = cluster.is_late(definition.head)
         stage_rows = generation.stages[name].row_staging(None) if isinstance(sink, RowSink) else None  # type: ignore[arg-type]
 
@@ -512,8 +542,8 @@ class SimulatedDriver:
 
         def on_consumed(path: int, expected: int, first: int) -> None:
             # A run that wakes up when another has taken over reads what that one may have deleted.
-            if number >= cluster.checkers.log.generation and not (is_late and not expected):
-                cluster.checkers.rows_in_order.on_consumed(spec, {path: expected}, path, first)
+            if number >= root.checkers.log.generation and not (is_late and not expected):
+                root.checkers.rows_in_order.on_consumed(spec, {path: expected}, path, first)
 
         def start(checkpoint: Files, output: Files) -> PlayedQuery:
             query = PlayedQuery(
@@ -550,7 +580,7 @@ class SimulatedDriver:
             query.run(120)
         step = query.step()
         if step is Step.COMMITTED:
-            self.cluster.on_batch(generation, name, query)
+            self.cluster.on_batch(self.root, generation, name, query)
             if rng.random() < 0.2:
                 for _ in query.maintain():
                     pass

@@ -41,7 +41,7 @@ def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
         restore_checkpoint(root, files_of(root, name, stage.files), scratch)
         if stage.files.is_empty:
             begin_after(scratch, stage.cut)
-        sources = cluster.sources_of(record.generation, name)
+        sources = cluster.sources_of(cluster.root, record.generation, name)
         if sources:
             restart_source_logs(scratch, stage.cut, sources)
         played = cluster.played_sources(name, record.generation, root, sources)
@@ -49,7 +49,7 @@ def _restore(cluster: WholeCluster, record: CheckpointCompleted) -> None:
         query.take_up()
         if query.batch != stage.cut:
             raise PlayedFailure(f"{name} was cut at batch {stage.cut}, and restored at {query.batch}")
-        expected = cluster.states.get((record.generation, name, stage.cut))
+        expected = cluster.root.states.get((record.generation, name, stage.cut))
         if expected is not None and query.seen != expected:
             raise PlayedFailure(f"{name} had seen {expected} at batch {stage.cut}, and has {query.seen} when restored")
 
@@ -62,12 +62,17 @@ def check_nothing_left(cluster: WholeCluster) -> None:
     for checkpoint_id in log.retained:
         needed |= cluster.checkers.nothing_needed_deleted.references(checkpoint_id)
     own = f"{RootPaths.generation(log.generation)}/stages/"
-    files = cluster.disk.memory.list(RootPaths.GENERATIONS)
+    # Somebody may have been killed beside this run who wanted a generation after it: whoever opens that cleans up.
+    files = [
+        name
+        for name in cluster.disk.memory.list(RootPaths.GENERATIONS)
+        if not (RootPaths.generation_of(name) > log.generation and cluster.moves and RootPaths.kept_for(name))
+    ]
     left = [name for name in files if name not in needed and not name.startswith(own)]
     left += cluster.disk.memory.list(RootPaths.REQUESTS)
     sinks = cluster.versions.specs()
     for disk in cluster.lake.values():
-        staged = [(name, *name.split("/")[2:4]) for name in disk.memory.list("staged")]
+        staged = [(name, *name.split("/")[2:4]) for name in disk.memory.at(cluster.root.folder).list("staged")]
         # For a sink that is gone, or has another name, a run that was asleep then may have staged since.
         left += [name for name, sink, number in staged if sink in sinks and int(number) < log.generation]
     if left:

@@ -32,11 +32,16 @@ _LATE_MS: Final = 1_000
 
 
 def random_whole_scenario(
-    seed: int, dag: Dag | None = None, *, every_change: bool = False, set_backs: int | None = None
+    seed: int,
+    dag: Dag | None = None,
+    *,
+    every_change: bool = False,
+    set_backs: int | None = None,
+    movers: bool | None = None,
 ) -> WholeScenario:
     """What happens in the run of this seed. Each kind of fault is absent from about half of the seeds. `every_change`:
     the pipeline is changed in every way, not in some. `set_backs`: how often it goes back, if not by chance; one that
-    does is not changed."""
+    does is not changed. `movers`: whether checkpoints are taken elsewhere, and brought back, if not by chance."""
     rng = random.Random(f"whole scenario {seed}")
 
     def sometimes(highest: float) -> float:
@@ -52,8 +57,14 @@ def random_whole_scenario(
     back = random.Random(f"back {seed}")
     if set_backs is None:
         set_backs = back.randint(1, 3) if back.random() < chance and not every_change else 0
+    elsewhere = random.Random(f"elsewhere {seed}")
+    if movers is None:
+        movers = elsewhere.random() < chance and not every_change
+    moves = _moves(elsewhere) if movers else {}
     changes = Changes()
-    if not set_backs:  # what is at a checkpoint of another version, and what tables show of it, is not known then
+    if (
+        not set_backs and not moves
+    ):  # what is at a checkpoint of another version, and what tables show of it, is not known then
         dag, changes = _changed(dag, random.Random(f"late {seed}"), 1.0 if every_change else chance)
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
@@ -62,7 +73,7 @@ def random_whole_scenario(
             interval_ms=rng.choice((100, 200)),
             timeout_ms=rng.choice((1_000, 2_000)),
             max_concurrent=rng.choice((1, 1, 2, 3)),
-            max_retained=max(rng.randint(1, 3), 3 if set_backs else 1),
+            max_retained=max(rng.randint(1, 3), 3 if set_backs or moves else 1),
             retain_ms=rng.choice((0, 0, 300, 3_000)),
             incremental=rng.random() < 0.9,
             alignment=AlignmentConfig(
@@ -81,7 +92,7 @@ def random_whole_scenario(
             task_fails=sometimes(0.05), runs_away=sometimes(0.001), dies_early=rng.choice((0.0, 0.0, 0.3))
         ),
         # So that there is something to go back to.
-        fault_phase_ms=4_000 if set_backs else 1_500,
+        fault_phase_ms=4_000 if set_backs or moves else 1_500,
         crashes=up_to(2),
         kills=up_to(3),
         pauses=up_to(2),
@@ -99,7 +110,18 @@ def random_whole_scenario(
         chains=chains,
         set_backs=set_backs,
         changes=changes,
+        **moves,
     )
+
+
+def _moves(rng: random.Random) -> dict[str, int]:
+    """What users do with checkpoints elsewhere: each of these kinds in about half of the seeds that have any."""
+    return {
+        "savepoints": rng.randint(1, 5),
+        "brings": rng.randint(0, 3),
+        "lost_roots": rng.choice((0, 0, 1, 2)),
+        **rng.choice(({}, {"forks": 1, "promotions": 1}, {"forks": 2, "promotions": 2})),
+    }
 
 
 def _changed(dag: Dag, rng: random.Random, chance: float) -> tuple[Dag, Changes]:
@@ -142,7 +164,7 @@ def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: b
 
 def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     def shows_all() -> bool:
-        shows_all = cluster.is_changed and cluster.checkers.exactly_once.shows_all(scenario.rows)
+        shows_all = cluster.is_changed and cluster.exactly_once.shows_all(scenario.rows)
         return cluster.refused is not None or shows_all
 
     def is_at_rest() -> bool:
@@ -155,7 +177,7 @@ def _run(cluster: WholeCluster, scenario: WholeScenario) -> None:
     before = len(cluster.checkers.completions)
     cluster.world.run(scenario.fault_phase_ms + _LIVENESS_MS, shows_all)
     if not shows_all():
-        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.checkers.exactly_once.visible}")
+        raise SimulationFailure("Liveness", f"not all rows became visible: {cluster.exactly_once.visible}")
     cluster.world.run(cluster.world.now + _LIVENESS_MS, is_at_rest)
     if cluster.refused is not None:
         return
@@ -186,13 +208,13 @@ def _end(cluster: WholeCluster) -> None:
 
 def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str | None) -> Outcome:
     checkers, scenario = cluster.checkers, cluster.scenario
-    visible = checkers.exactly_once.visible
+    visible = cluster.exactly_once.visible
     return Outcome(
         seed=seed,
         failure=failure,
         checker=checker,
         steps=cluster.world.steps,
-        completions=tuple(checkers.completions),
+        completions=tuple(each for root in cluster.roots for each in root.checkers.completions),
         aborted=cluster.aborted,
         generations=checkers.log.generation,
         crashes=cluster.crashes,

@@ -28,6 +28,7 @@ class SimulatedUser:
     def __init__(self, cluster: WholeCluster, request: Request, asked: str) -> None:
         """`asked`: the run that holds the root."""
         self._cluster = cluster
+        self._root = cluster.root
         self._request = request
         self._asked = asked
         self._drained_before = len(cluster.drained)
@@ -39,9 +40,9 @@ class SimulatedUser:
         return f"{self._request} of {self._asked}"
 
     def look(self) -> None:
-        memory, cluster = self._cluster.disk.memory, self._cluster
+        memory, cluster = self._root.disk.memory, self._cluster
         request, answer = self._names
-        is_alive = cluster.lock == self._asked  # before looking for the answer: a run's last act is to answer
+        is_alive = self._root.lock == self._asked  # before looking for the answer: a run's last act is to answer
         data = memory.read(answer)
         found: Answer | None = None
         with suppress(msgspec.DecodeError):  # torn by a loss of power
@@ -60,7 +61,7 @@ class SimulatedUser:
     def _check(self, answer: Answer) -> None:
         cluster = self._cluster
         ids = [checkpoint_id_of(each.checkpoint) for each in answer.checkpoints]
-        completed = {each.record.checkpoint_id: each.record for each in cluster.checkers.completions}
+        completed = {each.record.checkpoint_id: each.record for each in self._root.checkers.completions}
         match self._request:
             case TakeCheckpoint() if answer.outcome == "done":
                 for checkpoint_id, said in zip(ids, answer.checkpoints, strict=True):
@@ -68,15 +69,15 @@ class SimulatedUser:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be taken, and is not")
                     if self._request.full and not said.full:
                         raise SimulationFailure("Requests", f"{checkpoint_id} is no full one, as {self} wanted")
-                    stages = cluster.stages_of[completed[checkpoint_id].generation]
+                    stages = self._root.stages_of[completed[checkpoint_id].generation]
                     sinks = (name for name, spec in stages.items() if spec.is_sink)
-                    late = [sink for sink in sinks if cluster.epoch_of(sink) < said.epoch]
+                    late = [sink for sink in sinks if cluster.epoch_of(self._root, sink) < said.epoch]
                     if late:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be shown by {late[0]}")
             case TakeCheckpoint() if any(each in completed for each in ids):
                 raise SimulationFailure("Requests", f"{ids} is told to have {answer.outcome}, and is complete")
             case CancelCheckpoint() if answer.outcome == "done":
-                cluster.cancelled.update((each.generation, each.epoch) for each in answer.checkpoints)
+                self._root.cancelled.update((each.generation, each.epoch) for each in answer.checkpoints)
             case StopRun() if answer.outcome == "done":
                 cluster.check_drained(self._asked, self._drained_before, self._request)
             case _:
