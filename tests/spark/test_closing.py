@@ -26,7 +26,7 @@ OPTIONS: dict[str, Any] = {"checkpoint": UNALIGNED, "checkpoint_interval": "300m
 CLOSE = StopRun(close_windows=True, full=True)
 
 
-@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("chain", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_what_is_open_is_written_out_of_just_the_rows_that_were_read(
     tmp_path: Path, spark: SparkSession, chain: bool
 ) -> None:

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 OPTIONS: dict[str, Any] = {"checkpoint": UNALIGNED, "checkpoint_interval": "300ms"}
 
 
-@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("chain", [pytest.param(True, marks=pytest.mark.soak), False])
 def test_what_was_read_is_consumed_before_the_last_checkpoint(tmp_path: Path, spark: SparkSession, chain: bool) -> None:
     runs = Drained(tmp_path)
     seen = []
@@ -63,6 +63,7 @@ def test_a_run_that_is_killed_or_fails_while_it_drains_has_lost_nothing(tmp_path
     runs.check_drained(spark)
 
 
+@pytest.mark.soak
 def test_a_signal_ends_a_drain_with_an_ordinary_last_checkpoint(tmp_path: Path, spark: SparkSession) -> None:
     runs = Drained(tmp_path)
     is_sent = False

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import tidegate as tg
 from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
 from tests.spark.test_restoring import COLUMNS, shop, shown
-from tests.spark.test_savepoints import KILLS, tidegate
+from tests.spark.test_savepoints import SOME_KILLS, tidegate
 from tidegate.errors import InvalidConfig, RecoveryRefused, RootInUse
 from tidegate.storage.lock import RootLock
 
@@ -75,7 +75,7 @@ def test_a_fork_goes_on_by_itself_and_the_pipeline_notices_nothing(forked: Forke
     assert shown(forked.folder) == shown_by_fork(forked.folder), "both have read the same by now"
 
 
-@pytest.mark.parametrize("killed_at", [None, *KILLS])
+@pytest.mark.parametrize("killed_at", SOME_KILLS)
 def test_a_promoted_fork_goes_on_with_the_tables_that_it_was_made_from(
     killed_at: str | None, forked: Forked, spark: SparkSession
 ) -> None:
@@ -130,7 +130,7 @@ def test_what_cannot_be_forked_is_refused_and_nothing_is_left_of_it(forked: Fork
     assert unknown.returncode == 2, unknown.stderr
 
 
-@pytest.mark.parametrize("killed_at", ["generation_opened:1", "table_set_back:2"])
+@pytest.mark.parametrize("killed_at", [pytest.param("generation_opened:1", marks=pytest.mark.soak), "table_set_back:2"])
 def test_a_fork_whose_maker_was_killed_is_finished_by_its_first_run(
     killed_at: str, forked: Forked, spark: SparkSession
 ) -> None:

@@ -161,7 +161,7 @@ def test_one_source_stands_there_already_and_the_log_of_the_other_is_compacted(
         assert logged(tmp_path, name).total() == 44 + 20
 
 
-@pytest.mark.parametrize("when", ["at its start", "behind a checkpoint"])
+@pytest.mark.parametrize("when", [pytest.param("at its start", marks=pytest.mark.soak), "behind a checkpoint"])
 def test_a_run_that_is_killed_comes_to_the_same_when_it_is_started_again(
     tmp_path: Path, spark: SparkSession, when: str
 ) -> None:

@@ -438,7 +438,7 @@ class SinkConformance:
 
     def test_a_smaller_epoch_of_another_lineage_that_shows_more_is_not_taken_for_a_checkpoint(self) -> None:
         run = self.start("lineages")
-        if not isinstance(run.sink, ReversibleSink) or not self.undoes:
+        if not isinstance(run.sink, ReversibleSink) or not self.undoes or not self.keeps_history:
             return
         nothing = run.sealed()
         run.commit(1, nothing)
@@ -453,7 +453,7 @@ class SinkConformance:
 
     def test_another_root_takes_a_table_over_only_where_it_is_told_to_and_then_the_first_is_refused(self) -> None:
         run = self.start("taken over")
-        if not isinstance(run.sink, ReversibleSink) or not self.creates_table:
+        if not isinstance(run.sink, ReversibleSink) or not self.creates_table or not self.keeps_history:
             return
         sealed = run.show(1, [(1, "a"), (2, "b")])
         then = Counter(self.shown("taken over"))
@@ -488,7 +488,7 @@ class SinkConformance:
     def test_a_table_that_is_taken_over_by_a_smaller_generation_is_not_taken_for_done(self) -> None:
         """Generations are numbers of a root."""
         run = self.start("smaller")
-        if not isinstance(run.sink, ReversibleSink) or not self.creates_table:
+        if not isinstance(run.sink, ReversibleSink) or not self.creates_table or not self.keeps_history:
             return
         sealed = run.show(1, [(1, "a")])
         to = manifest_at(1, run.sink, sealed, run)
@@ -510,7 +510,7 @@ class SinkConformance:
     def test_a_copy_of_a_table_shows_what_that_did_at_a_checkpoint_and_has_a_life_of_its_own(self) -> None:
         run = self.start("original")
         copy = self.bound("copy", root="fork")
-        if not isinstance(copy, CopyingSink):
+        if not isinstance(copy, CopyingSink) or not self.keeps_history:
             return
         sealed = run.show(1, [(1, "a"), (2, "b")])
         then = Counter(self.shown("original"))
@@ -535,7 +535,7 @@ class SinkConformance:
     def test_a_copy_takes_the_place_of_what_a_table_showed_and_its_root_is_refused_from_then_on(self) -> None:
         run = self.start("replaced")
         fork = self.start("fork", root="fork")
-        if not isinstance(run.sink, CopyingSink):
+        if not isinstance(run.sink, CopyingSink) or not self.keeps_history:
             return
         run.show(1, [(1, "a")])
         run.stage([(2, "b")])

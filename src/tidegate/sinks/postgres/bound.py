@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from tidegate.errors import SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
@@ -122,7 +124,8 @@ class BoundPostgresTable:
 
     def facts(self) -> SinkFacts:
         with self._connected() as connection:
-            return (self._epochs.read(connection) or Record()).facts
+            record = self._epochs.read(connection) or Record()
+            return msgspec.structs.replace(record.facts, is_anothers=self._epochs.is_anothers(record))
 
     def fence(self, generation: int) -> None:
         with self._connected() as connection:

@@ -10,7 +10,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tidegate.engine.bringing import Bringing, sealed_when_shown
+import msgspec
+
+from tidegate.engine.bringing import Bringing, known_origin, sealed_when_shown
 from tidegate.engine.copies import Copies, finish_pending
 from tidegate.engine.forking import with_tables
 from tidegate.engine.forks import Fork, ForkedTable, read_fork, write_fork
@@ -90,7 +92,7 @@ class SimulatedMover:
     def bring(self, savepoint: Savepoint, to: SimulatedRoot) -> None:
         """Back into the root that it was made from, or into any other."""
         source: Any = SeenFiles(savepoint.disk, self._cluster.world, self._process.life, fails=True)
-        manifest = look_through(source, savepoint.record)
+        manifest = _brought(look_through(source, savepoint.record), savepoint.root.id)
         root = self._at(to)
         self._process.find_tables()
         sinks = self._process.sinks(root.store, root.id)
@@ -109,7 +111,7 @@ class SimulatedMover:
     def fork(self, checkpoint_id: int, to: SimulatedRoot) -> None:
         """A second pipeline with the same state, and tables of its own."""
         source = self._at(self._cluster.root)
-        manifest = self._shown(source, checkpoint_id)
+        manifest = _brought(self._shown(source, checkpoint_id), source.id)
         sinks = self._process.tables()
         originals = {name: table.address for name, table in tables_in(manifest).items()}
         if any(sink.table.address != originals[name] for name, sink in sinks.items()):
@@ -151,6 +153,11 @@ class SimulatedMover:
     def _check(looked: Any) -> None:
         if any(each.refused is not None for each in looked):
             raise RecoveryRefused(f"{looked}")
+
+
+def _brought(manifest: Manifest, root_id: str) -> Manifest:
+    """As another root will have it."""
+    return msgspec.structs.replace(manifest, origin=known_origin(manifest, root_id))
 
 
 def _as_completed(manifest: Manifest, name: str, sha256: str) -> CheckpointCompleted:
