@@ -771,6 +771,16 @@ class TestBringingACheckpoint:
         assert complete(log, 44, retained=(43, 44)).generation == 13
         assert state_of(DecisionLog.from_records([decided, *log])) == state_of(log)
 
+    def test_what_is_decided_before_it_is_done_takes_the_tables_over_too(self) -> None:
+        log = log_with(1)
+        log.append(log.opening("somebody", 9, sets_back=True, brings=brought(9)))
+        back = log.opening("another", 1, sets_back=True)
+        assert back.takes_over
+        log.append(back)
+        assert log.opening("a third", 9, sets_back=True).takes_over
+        log.append(log.opening("a run", 1))
+        assert not log.opening("a fourth", 1, sets_back=True).takes_over, "a run has begun, so all of it was done"
+
     def test_it_may_leave_generations_out_and_nothing_else_may(self) -> None:
         log = log_with(1)
         decided = log.opening("somebody", 9, sets_back=True, brings=brought(9), generation=7)
@@ -785,7 +795,7 @@ class TestBringingACheckpoint:
         log = log_with(1)
         open_generation(log, 1)
         assert log.opening("somebody", 9, sets_back=True, brings=brought(9), generation=1).generation == 3
-        late = opened(4, 2, base=9, retained=(1, 9), sets_back=True, brings=brought(9), log_start=log.first_slot)
+        late = opened(4, 2, base=9, retained=(1, 9), sets_back=True, brings=brought(9), takes_over=True, log_start=log.first_slot)
         with unchanged(log), pytest.raises(DamagedLog, match="generation 2 follows generation 2"):
             log.append(late)
 
@@ -803,7 +813,7 @@ class TestBringingACheckpoint:
         ],
     )
     def test_what_it_may_not_be_is_refused_also_when_it_is_read(self, changed: dict[str, object], why: str) -> None:
-        good = opened(4, 2, base=9, retained=(5, 7, 9), sets_back=True, brings=brought(9, epoch=90))
+        good = opened(4, 2, base=9, retained=(5, 7, 9), sets_back=True, brings=brought(9, epoch=90), takes_over=True)
         log = DecisionLog.from_records(GOOD)
         bad = msgspec.structs.replace(good, **changed)
         with unchanged(log), pytest.raises(DamagedLog, match=f"slot 4 cannot stand.*{why}"):

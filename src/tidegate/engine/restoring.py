@@ -146,6 +146,11 @@ class Restoring:
             inspected.find(self._target)  # asked after the damage was seen
             raise DamagedCheckpoint(f"{name} cannot be restored, it is damaged: {damage}") from damage
 
+    @property
+    def _is_taking_over(self) -> bool:
+        """Whether tables may be another root's still, which a decision before this one takes them from."""
+        return (pending := self._log.setting_back) is not None and pending.takes_over
+
     def plan(self) -> Restoration:
         """What it means. Changes nothing, and works beside a run."""
         target, log = self._target, self._log
@@ -158,7 +163,7 @@ class Restoring:
             self._manifest.aligned,
             None if log.newest is None else checkpoint_name(log.newest.checkpoint_id),
             tuple(map(checkpoint_name, dropped)),
-            tuple(self._tables.look_back(self._manifest, self._left, takes_over=is_savepoint)),
+            tuple(self._tables.look_back(self._manifest, self._left, takes_over=is_savepoint or self._is_taking_over)),
             is_savepoint,
             self._root.is_new,
         )

@@ -151,8 +151,7 @@ class PipelineTables:
             return None
         if name not in self.addresses and not sink.facts().committed_epoch:
             return None  # it is new, and has written nothing
-        takes_over = decided.brings is not None
-        sink.set_back(to, decided.generation, discards_others=decided.discards_others, takes_over=takes_over)
+        sink.set_back(to, decided.generation, discards_others=decided.discards_others, takes_over=decided.takes_over)
         return sink
 
     def _show_copy(self, name: str, to: Manifest, decided: GenerationOpened, copied: Copied) -> BoundSink:

@@ -78,7 +78,8 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     the tables back to its base, or forward: nothing else is done in it, and nobody goes on before that is done.
     `discards_others`: also what others have written to them since. `left`: sinks whose tables are left as they are.
     `brings`: the base is none that was retained before; its generation may be larger than the next, because tables may
-    know larger ones.
+    know larger ones. `takes_over`: tables may be another root's still, because it follows one that brings a checkpoint
+    and may not be done.
     """
 
     slot: int
@@ -92,6 +93,7 @@ class GenerationOpened(msgspec.Struct, frozen=True, tag="generation_opened", for
     discards_others: bool = False
     left: tuple[str, ...] = ()
     brings: Brought | None = None
+    takes_over: bool = False
 
 
 class CheckpointCompleted(msgspec.Struct, frozen=True, tag="checkpoint_completed", forbid_unknown_fields=True):
@@ -339,6 +341,7 @@ class DecisionLog:
     ) -> GenerationOpened:
         """The record that opens the next generation. `generation`: the number that one which brings a checkpoint has at
         least."""
+        pending = self.setting_back
         proposed = GenerationOpened(
             self.next_slot,
             claimant,
@@ -351,6 +354,7 @@ class DecisionLog:
             discards_others,
             left,
             brings,
+            sets_back and (brings is not None or (pending is not None and pending.takes_over)),
         )
         self._check_follows(proposed)
         return proposed
@@ -447,7 +451,7 @@ class DecisionLog:
     def _wrong_bringing(self, record: GenerationOpened, brought: Brought) -> str | None:
         if record.base != brought.checkpoint_id:
             return f"it brings checkpoint {brought.checkpoint_id}, but opens from {record.base}"
-        if not record.sets_back:
+        if not (record.sets_back and record.takes_over):
             return "it brings a checkpoint and leaves the tables where they were"
         return self._wrong_numbers(brought)
 

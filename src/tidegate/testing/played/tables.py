@@ -380,13 +380,12 @@ class _BoundTable:
             sharing = {
                 f"{self._place.pipeline}/{name}" for name, shape in to.shape.items() if shape.table == self.table
             }
-            records = {
-                owner: self._taken_over(record, generation)
-                for owner, record in version.owners.items()
-                if owner in {*sharing, self._place.owner}
+            # Of one that had written nothing there is no record, and nothing else tells that this was done.
+            owners = {
+                owner: self._taken_over(version.owners.get(owner, OwnerRecord()), generation)
+                for owner in {*sharing, self._place.owner}
             }
             made = self._version(OwnerRecord(), generation=generation, data=self._copies(other, number, generation))
-            owners = {**made.owners, **records}
             return msgspec.structs.replace(made, owners=owners, copies=source.address)
 
         self._sink.change(self._place.owner, copied)

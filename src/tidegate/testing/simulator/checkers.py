@@ -294,7 +294,8 @@ class NoCheckpointLost:
         return {name: (each.cut, each.positions, each.source_position, each.in_flight) for name, each in first.items()}
 
     def on_brought(self, record: CheckpointCompleted, manifest: Manifest, chains: Mapping[str, Sequence[str]]) -> None:
-        """It comes with what tables show: its epoch is none that they ever will."""
+        """It comes with what tables show. Its epoch is committed as any other's, and adds nothing to that."""
+        self._epochs.add(record.epoch)
         self._reached[record.checkpoint_id] = self._as_reached(manifest, chains)
         if record.aligned:
             self._aligned.add(record.checkpoint_id)

@@ -723,7 +723,7 @@ class WholeCluster:
 
     def _lose_root(self) -> None:
         """Nobody finds the root any more, but for a run that is still alive there, perhaps."""
-        if not self.savepoints or self.is_moving or self.root.folder != FIRST:
+        if not self._fitting_savepoints or self.is_moving or self.root.folder != FIRST:
             self._later(self._lose_root)
             return
         if self.world.random.random() < 0.5:
@@ -737,9 +737,14 @@ class WholeCluster:
         self.go_to(root)
         self._bring_to_new()
 
+    @property
+    def _fitting_savepoints(self) -> list[Savepoint]:
+        """Those of the tables that there are: what a fork has shown in its own, the others never have."""
+        return [each for each in self.savepoints if each.folder == self.root.folder]
+
     def _bring_to_new(self) -> None:
         """Until it is decided: then whoever comes next finishes it."""
-        savepoint = self.world.random.choice(self.savepoints)
+        savepoint = self.world.random.choice(self._fitting_savepoints)
         root = self.root
         self._tries("brings a savepoint into a new root", lambda mover: mover.bring(savepoint, root))
         if len(root.checkers.log):

@@ -461,9 +461,9 @@ class SimulatedDriver:
                 if process.incarnation == incarnation:
                     self.killed_at(name.removeprefix("tidegate-"))
                 return
-            except SimulationFailure:
-                raise  # what a checker has found is nothing that a run could try again
             except Exception as error:
+                if (verdict := _verdict_in(error)) is not None:
+                    raise verdict from error  # what a checker has found is nothing that a run could try again
                 answer, failure = None, error
             world.after(world.delay(4), process, resolve, answer, failure)
 
@@ -594,3 +594,10 @@ class SimulatedDriver:
     def _maintain(self, query: PlayedQuery) -> None:
         for _ in query.maintain():
             pass
+
+
+def _verdict_in(error: BaseException | None) -> SimulationFailure | None:
+    """What a checker has found, also where whoever met it has told it in words of its own."""
+    while error is not None and not isinstance(error, SimulationFailure):
+        error = error.__cause__
+    return error

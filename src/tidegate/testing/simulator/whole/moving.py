@@ -78,7 +78,7 @@ class SimulatedMover:
         data, sha256 = encode_manifest(carried)
         name = RootPaths.manifest(carried.generation, carried.checkpoint_id)
         target.write(name, data)
-        return Savepoint(disk, _as_completed(carried, name, sha256), seen)
+        return Savepoint(disk, _as_completed(carried, name, sha256), seen, seen.folder)
 
     def _shown(self, root: Root, checkpoint_id: int) -> Manifest:
         record = root.decisions.read().completed(checkpoint_id)

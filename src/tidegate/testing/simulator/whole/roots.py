@@ -54,10 +54,12 @@ class SimulatedRoot:
 class Savepoint:
     """A checkpoint that was copied out of a root, as its user keeps it."""
 
-    def __init__(self, disk: Disk, record: CheckpointCompleted, root: SimulatedRoot) -> None:
+    def __init__(self, disk: Disk, record: CheckpointCompleted, root: SimulatedRoot, folder: str) -> None:
+        """`folder`: of the tables that showed it."""
         self.disk = disk
         self.record = record
         self.root = root
+        self.folder = folder
 
 
 class TableSeen:
