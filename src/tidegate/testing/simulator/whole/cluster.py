@@ -484,10 +484,9 @@ class WholeCluster:
         if run in self.drained and (lacks := wanted.lacks(self.drained[run])):
             raise SimulationFailure("Requests", f"{run} says that it was stopped, and has not {lacks}")
 
-    def epoch_of(self, root: SimulatedRoot, sink: str) -> int:
-        """The newest that a root's table has ever shown."""
-        versions = self._table_at(sink, root.folder, None).versions()
-        return max((each.epoch for each in versions), default=0)
+    def epoch_of(self, folder: str, sink: str) -> int:
+        """The newest that a table has ever shown."""
+        return max((each.epoch for each in self._table_at(sink, folder, None).versions()), default=0)
 
     def _on_committed(self, sink: str) -> None:
         """A table has another version: what it shows is read from it, as a reader would."""
@@ -520,7 +519,7 @@ class WholeCluster:
             self.refused = str(refusal)
             return
         intact = [each for each in log.lineage() if each.checkpoint_id not in damaged]
-        shown = max(self.epoch_of(root, each) for each, spec in self.versions.specs().items() if spec.is_sink)
+        shown = max(self.epoch_of(root.folder, each) for each, spec in self.versions.specs().items() if spec.is_sink)
         if not damaged or (intact and shown <= intact[0].epoch):
             raise SimulationFailure("NoCheckpointLost", f"refused without damage: {refusal}")
         self.refused = str(refusal)

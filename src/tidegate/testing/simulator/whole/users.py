@@ -29,6 +29,7 @@ class SimulatedUser:
         """`asked`: the run that holds the root."""
         self._cluster = cluster
         self._root = cluster.root
+        self._folder = cluster.root.folder  # of the tables that the run writes to: a fork's may be promoted meanwhile
         self._request = request
         self._asked = asked
         self._drained_before = len(cluster.drained)
@@ -71,7 +72,7 @@ class SimulatedUser:
                         raise SimulationFailure("Requests", f"{checkpoint_id} is no full one, as {self} wanted")
                     stages = self._root.stages_of[completed[checkpoint_id].generation]
                     sinks = (name for name, spec in stages.items() if spec.is_sink)
-                    late = [sink for sink in sinks if cluster.epoch_of(self._root, sink) < said.epoch]
+                    late = [sink for sink in sinks if cluster.epoch_of(self._folder, sink) < said.epoch]
                     if late:
                         raise SimulationFailure("Requests", f"{checkpoint_id} was told to be shown by {late[0]}")
             case TakeCheckpoint() if any(each in completed for each in ids):
