@@ -795,7 +795,9 @@ class TestBringingACheckpoint:
         log = log_with(1)
         open_generation(log, 1)
         assert log.opening("somebody", 9, sets_back=True, brings=brought(9), generation=1).generation == 3
-        late = opened(4, 2, base=9, retained=(1, 9), sets_back=True, brings=brought(9), takes_over=True, log_start=log.first_slot)
+        late = opened(
+            4, 2, base=9, retained=(1, 9), sets_back=True, brings=brought(9), takes_over=True, log_start=log.first_slot
+        )
         with unchanged(log), pytest.raises(DamagedLog, match="generation 2 follows generation 2"):
             log.append(late)
 

@@ -70,7 +70,7 @@ def test_a_root_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     before = files(root)
     said = (
         rf"ckpt-000002.json is of another version of Tidegate: it has format {FORMAT + 1}, this version reads formats "
-        rf"{FORMAT - 1} and {FORMAT}\. What to do: go on with the version that wrote it, or start the pipeline on a "
+        rf"2 to {FORMAT}\. What to do: go on with the version that wrote it, or start the pipeline on a "
         rf"new root"
     )
     with pytest.raises(ForeignRoot, match=said):

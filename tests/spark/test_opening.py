@@ -21,6 +21,7 @@ from tests.spark.played import READ_STREAM, CountingTable, PlayedPipeline, open_
 from tidegate.engine import fitting, run
 from tidegate.engine.generation import Generation
 from tidegate.engine.launching import Launch
+from tidegate.engine.requests import StopRun
 from tidegate.engine.root import Root
 from tidegate.engine.stopping import Stop
 from tidegate.errors import ForeignRoot, ForeignTable, PipelineChanged, RecoveryRefused, StageFailed, Superseded
@@ -254,7 +255,7 @@ def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str,
 def test_a_table_for_which_no_row_was_ever_sealed_may_be_another(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path, has_rows=False)
@@ -274,7 +275,7 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation))
+    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation) or StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path)
@@ -302,7 +303,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sink that never had a row has no epoch in its table, so that alone is no reason."""
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path)
@@ -322,7 +323,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
 def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is the first run that creates the table."""
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation))
+    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation) or StopRun())
     pipeline_of(tmp_path).run(tmp_path / "root")
     table = driven[0].shape["table"].table
     assert table is not None
@@ -338,7 +339,7 @@ def test_a_source_that_stood_in_another_stream_is_refused(
     take_over(tmp_path)
     built = SimpleNamespace(**{**vars(BUILT), "streams": (SourceStream("json", {"path": reads}),)})
     monkeypatch.setattr(queries, "build", lambda *_: built)
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
     if reads == "in":
         pipeline_of(tmp_path).run(tmp_path / "root")
     else:
@@ -357,7 +358,7 @@ def test_a_function_may_be_replaced_before_its_first_call_has_succeeded(
 ) -> None:
     """The first checkpoint was decided, and its epoch is not remembered yet: it lies in the root, and nowhere else."""
     take_over(tmp_path, TableAddress("function", "<test_opening.Writer object at 0x7f0123456789>"))
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
     pipeline_of(tmp_path, sink=sink).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
 
@@ -379,7 +380,7 @@ def test_a_damaged_checkpoint_is_not_skipped_where_a_table_that_must_be_fenced_i
 def test_a_damaged_checkpoint_is_skipped_where_the_table_was_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: None)
+    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path, checkpoints=2)
