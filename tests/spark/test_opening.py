@@ -176,6 +176,16 @@ def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
     assert driven == [1]
 
 
+def noting(driven: list[Generation]) -> Callable[[object, Generation], StopRun]:
+    """Instead of driving a generation, note it, and end."""
+
+    def drive(_run: object, generation: Generation) -> StopRun:
+        driven.append(generation)
+        return StopRun()
+
+    return drive
+
+
 def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
 
@@ -275,7 +285,7 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation) or StopRun())
+    monkeypatch.setattr(run._Run, "_drive", noting(driven))
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path)
@@ -323,7 +333,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
 def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is the first run that creates the table."""
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", lambda _, generation: driven.append(generation) or StopRun())
+    monkeypatch.setattr(run._Run, "_drive", noting(driven))
     pipeline_of(tmp_path).run(tmp_path / "root")
     table = driven[0].shape["table"].table
     assert table is not None
