@@ -103,6 +103,10 @@ class TestDeltaTableOfFewFiles(TestDeltaTable):
 class TestPostgresTable(SinkConformance):
     keeps_history = False
 
+    @pytest.mark.soak  # with history it does the same, and more
+    def test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing(self) -> None:
+        super().test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing()
+
     @pytest.fixture(autouse=True)
     def given(self, spark: SparkSession, postgres_server: PostgresServer, request: pytest.FixtureRequest) -> None:
         self.spark = spark
@@ -152,6 +156,9 @@ class TestPostgresTableByKey(TestPostgresTable):
 
 class TestPostgresTableWithHistory(TestPostgresTable):
     keeps_history = True
+    test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing = (
+        SinkConformance.test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing
+    )
 
     def make_sink(self, name: str) -> Sink:
         return tg.PostgresTable(self._table(name), self.dsn, history="0s")
@@ -160,6 +167,9 @@ class TestPostgresTableWithHistory(TestPostgresTable):
 class TestPostgresTableByKeyWithHistory(TestPostgresTable):
     key = True
     keeps_history = True
+    test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing = (
+        SinkConformance.test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing
+    )
 
     def make_sink(self, name: str) -> Sink:
         return tg.PostgresTable(self._table(name), self.dsn, key=["id"], history="7d")

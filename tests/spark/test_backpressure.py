@@ -120,7 +120,9 @@ def test_a_slow_stage_holds_back_all_before_it_and_nothing_is_lost_or_doubled(
     assert len(left) <= 2, f"abandoned attempts are cleaned up: {left}"
 
 
-@pytest.mark.parametrize("chain", [False, True], ids=["apart", "chained"])
+@pytest.mark.parametrize(
+    "chain", [pytest.param(False, marks=pytest.mark.soak, id="apart"), pytest.param(True, id="chained")]
+)
 def test_a_table_that_is_late_holds_its_sink_back_but_not_from_a_barrier(
     tmp_path: Path, spark: SparkSession, *, chain: bool
 ) -> None:

@@ -209,6 +209,7 @@ def mixed(tmp_path: Path, *, keeps: str, chain: bool = True) -> tg.Pipeline:
 CHAINED = {"told": ("rows", "doubled"), "totals": ("windows",)}
 
 
+@pytest.mark.soak
 def test_a_pipeline_that_is_chained_and_apart_by_turns_shows_what_a_batch_job_does(
     tmp_path: Path, spark: SparkSession
 ) -> None:

@@ -66,6 +66,7 @@ class Killed(Ending):
         return self.closes in self._generation.closes
 
 
+@pytest.mark.soak
 def test_after_a_kill_while_windows_are_closed_the_rest_is_closed_and_nothing_twice(
     tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

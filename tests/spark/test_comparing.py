@@ -214,6 +214,7 @@ def test_two_pipelines_are_compared_where_both_have_read_the_same(
     assert found_here["changed"].in_both == 59
 
 
+@pytest.mark.soak
 def test_what_only_one_of_them_has_is_told(tmp_path: Path, spark: SparkSession, ask: Asking) -> None:
     write_input(tmp_path / "in", 2, 10)
     run(tmp_path, spark, "a", pipeline(tmp_path, "a"))

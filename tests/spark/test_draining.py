@@ -38,6 +38,7 @@ def test_what_was_read_is_consumed_before_the_last_checkpoint(tmp_path: Path, sp
     runs.check_drained(spark, ALL)
 
 
+@pytest.mark.soak
 def test_a_run_that_is_killed_or_fails_while_it_drains_has_lost_nothing(tmp_path: Path, spark: SparkSession) -> None:
     runs = Drained(tmp_path)
 

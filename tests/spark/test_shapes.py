@@ -74,6 +74,7 @@ def test_a_chain_of_many_batches_is_restored_again_and_again(tmp_path: Path, spa
     assert len(list((stages / "counted" / "spark" / "sources" / "0").glob("[0-9]*"))) < 30
 
 
+@pytest.mark.soak
 def test_one_channel_with_three_readers_of_different_speed(tmp_path: Path, spark: SparkSession) -> None:
     write_input(tmp_path / "in", 10, 40)
     pipeline = tg.Pipeline("fan_out")
