@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import deltalake
+import psycopg
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
+from tests.postgres_server import PostgresServer
 from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
 from tests.spark.test_restoring import COLUMNS, shop, shown
 from tests.spark.test_savepoints import SOME_KILLS, tidegate
+from tidegate.cli.load import load_pipeline
 from tidegate.errors import ForeignTable, InvalidConfig, RecoveryRefused, RootInUse
 from tidegate.storage.lock import RootLock
 
@@ -171,3 +174,55 @@ def test_a_fork_calls_no_function_until_it_is_promoted(tmp_path: Path, spark: Sp
     write_input(tmp_path / "in", 1, 5, first_file=2)
     run_to_end(pipeline("fork"), tmp_path / "fork", spark)
     assert sorted(called[5:]) == [("fork", number) for number in range(10, 15)]
+
+
+POSTGRES = """
+import tidegate as tg
+pipeline = tg.Pipeline("kept")
+
+@pipeline.source
+def rows(spark):
+    return spark.readStream.schema("id long, key string, ts timestamp, value long").json({folder!r} + "/in")
+
+@pipeline.sink(tg.PostgresTable({table!r}, {dsn!r}, key="key", newest_by="id", history="7d"))
+def latest(rows):
+    return rows.select("key", "id", "value")
+"""
+
+
+def test_a_postgres_table_goes_back_is_forked_and_promoted_by_the_pipelines_file(
+    tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer
+) -> None:
+    table = f"kept_{tmp_path.name[-20:].replace('-', '_')}"
+    file = tmp_path / "kept.py"
+    file.write_text(POSTGRES.format(folder=str(tmp_path), table=table, dsn=postgres_server.dsn), encoding="utf-8")
+
+    def newest_ids(name: str = table) -> set[int]:
+        with psycopg.connect(postgres_server.dsn) as connection:
+            return {row[0] for row in connection.execute(f'SELECT id FROM "{name}"').fetchall()}
+
+    root, fork = tmp_path / "root", tmp_path / "fork"
+    write_input(tmp_path / "in", 1, 10)
+    run_to_end(load_pipeline(file, None), root, spark)
+    assert tidegate("savepoint", "--root", root, "--name", "first", "--file", file).returncode == 0
+    write_input(tmp_path / "in", 1, 10, first_file=1)
+    run_to_end(load_pipeline(file, None), root, spark)
+    assert newest_ids() == set(range(15, 20))
+    refused = tidegate("restore", "--root", root, "--to", "first", "--yes")
+    assert (refused.returncode, "--file FILE" in refused.stderr) == (3, True), refused.stderr
+    back = tidegate("restore", "--root", root, "--to", "first", "--yes", "--file", file)
+    assert back.returncode == 0, back.stderr
+    assert newest_ids() == set(range(5, 10))
+    run_to_end(load_pipeline(file, None), root, spark)
+    assert newest_ids() == set(range(15, 20))
+    made = tidegate("fork", "--root", root, "--to", fork, "--file", file)
+    assert made.returncode == 0, made.stderr
+    write_input(tmp_path / "in", 1, 10, first_file=2)
+    run_to_end(load_pipeline(file, None), fork, spark)
+    assert (newest_ids(), newest_ids(f"{table}_next")) == (set(range(15, 20)), set(range(25, 30)))
+    promoted = tidegate("promote", "--root", fork, "--yes", "--file", file)
+    assert promoted.returncode == 0, promoted.stderr
+    assert newest_ids() == set(range(25, 30))
+    write_input(tmp_path / "in", 1, 10, first_file=3)
+    run_to_end(load_pipeline(file, None), fork, spark)
+    assert newest_ids() == set(range(35, 40))

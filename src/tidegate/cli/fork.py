@@ -81,7 +81,7 @@ def fork_command(
         plain_path(to),
         suffix=suffix,
         tables=as_pairs("--table", table or [], "SINK=PATH", "revenue=lake/revenue_next"),
-        sinks=sinks_in(file, pipeline),
+        sinks=sinks_in(file, pipeline, plain_path(root)),
         timeout_s=as_ms("timeout", timeout) / 1000,
     )
     if as_json:
@@ -134,7 +134,7 @@ def promote_command(
     from tidegate.engine.forking import plan_promotion, promote_root
 
     refuse_to_ask(as_json=as_json, is_answered=yes or dry_run)
-    sinks = sinks_in(file, pipeline)
+    sinks = sinks_in(file, pipeline, plain_path(root))
     if dry_run:
         plan = plan_promotion(plain_path(root), sinks)
         _tell(plan, as_json=as_json, is_done=False)

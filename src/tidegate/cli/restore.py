@@ -24,6 +24,7 @@ from tidegate.cli.speech import say
 from tidegate.cli.table_changes import as_answer, print_tables
 from tidegate.cli.text import as_time, console
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     from tidegate.engine.restoring import Restoration
@@ -83,7 +84,7 @@ def restore_command(
     from tidegate.engine.restoring import Restoring, restore_root, target_of
 
     refuse_to_ask(as_json=as_json, is_answered=yes or dry_run)
-    left, sinks = leave or [], sinks_in(file, pipeline)
+    left, sinks = leave or [], sinks_in(file, pipeline, plain_path(root))
     tables = as_pairs("--table", table or [], "SINK=PATH", "revenue=/data/lake/revenue")
     target = target_of(root, to)
     if isinstance(target, int):

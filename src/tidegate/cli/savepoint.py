@@ -109,7 +109,7 @@ def savepoint_command(
     inspected = InspectedRoot(plain_path(root))
     own = {
         each: bound(sink, SinkPlace(inspected.pipeline, each, inspected.files.at(f"sinks/{each}"), root=inspected.id))
-        for each, sink in sinks_in(file, pipeline).items()
+        for each, sink in sinks_in(file, pipeline, plain_path(root)).items()
     }
     how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
     place = None if to is None else plain_path(to)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Final
 
 import msgspec
 
@@ -19,6 +20,9 @@ from tidegate.sinks.delta.table import DeltaTable
 from tidegate.sinks.staging import damaged_staging
 from tidegate.storage.inspection import InspectedRoot, SeenSinks
 from tidegate.storage.manifest import Manifest, TableAddress
+
+REACHED: Final = frozenset(("delta", *function.KINDS))
+"""The kinds of tables that a manifest knows enough of."""
 
 
 def look_at_sinks(root: InspectedRoot, manifest: Manifest) -> SeenSinks:
