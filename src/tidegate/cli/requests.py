@@ -126,8 +126,7 @@ def stop_command(
     """
     inspected = InspectedRoot(root)
     wanted = StopRun(full=full, drain=drain, close_windows=close_windows)
-    if close_windows and sys.stderr.isatty() and not as_json:
-        typer.echo(_CLOSING, err=True)
+    tell_what_closing_means(wanted, as_json=as_json)
     why = ask_to_stop(inspected.paths, inspected.files, _seconds(timeout), wanted, is_awaited=wait)
     if as_json:
         say(
@@ -142,6 +141,12 @@ def stop_command(
         typer.echo(f"pipeline {inspected.pipeline} is stopping, after {before_the_end(wanted)}")
     else:
         typer.echo(f"pipeline {inspected.pipeline} has ended well, because {why}")
+
+
+def tell_what_closing_means(wanted: StopRun, *, as_json: bool) -> None:
+    """To a person at a terminal, before it is asked for."""
+    if wanted.close_windows and sys.stderr.isatty() and not as_json:
+        typer.echo(_CLOSING, err=True)
 
 
 def _seconds(timeout: str) -> float:

@@ -26,6 +26,7 @@ from tidegate.cli.options import (
     parse_checkpoint,
     refuse_to_ask,
 )
+from tidegate.cli.requests import tell_what_closing_means
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_time, console, plain_table
 from tidegate.errors import DamagedCheckpoint, InvalidConfig
@@ -112,6 +113,8 @@ def savepoint_command(
         for each, sink in sinks_in(file, pipeline, plain_path(root)).items()
     }
     how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
+    if how is not None:
+        tell_what_closing_means(how, as_json=as_json)
     place = None if to is None else plain_path(to)
     seconds = as_ms("timeout", timeout) / 1000
     made = make_savepoint(inspected, name, place, stop=how, checkpoint_id=checkpoint, timeout_s=seconds, own=own)
