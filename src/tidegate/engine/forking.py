@@ -50,7 +50,7 @@ from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, read_owner
 from tidegate.storage.lock import RootLock, is_held
-from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.manifest import Manifest, TableAddress, with_tables
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.savepoints import find_savepoint
 from tidegate.storage.user_paths import plain_path
@@ -90,14 +90,6 @@ class Promotion(msgspec.Struct, frozen=True):
     @property
     def others(self) -> list[str]:
         return [f"{each.table.address}: {other}" for each in self.tables for other in each.change.others]
-
-
-def with_tables(manifest: Manifest, tables: Mapping[str, TableAddress]) -> Manifest:
-    shape = {
-        name: each if name not in tables else msgspec.structs.replace(each, table=tables[name])
-        for name, each in manifest.shape.items()
-    }
-    return msgspec.structs.replace(manifest, shape=shape)
 
 
 # -- forking --------------------------------------------------------------------------------------

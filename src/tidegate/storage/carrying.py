@@ -16,7 +16,7 @@ from tidegate.errors import DamagedCheckpoint, InvariantViolation
 from tidegate.protocol.messages import Flag, Segment
 from tidegate.storage.file_lists import FileLists, SnapshotFile, SnapshotFiles, files_of
 from tidegate.storage.files import Files, checksum
-from tidegate.storage.manifest import FORMAT, Manifest, Origin, StageSnapshot, TableAddress
+from tidegate.storage.manifest import FORMAT, Manifest, Origin, StageSnapshot, TableAddress, with_tables
 from tidegate.storage.paths import RootPaths
 
 
@@ -61,18 +61,13 @@ class Carrying:
             for name, stage in self._manifest.stages.items()
         }
         self._target.sync(self._carried)
-        shape = {
-            name: each if name not in tables else msgspec.structs.replace(each, table=tables[name])
-            for name, each in self._manifest.shape.items()
-        }
         return msgspec.structs.replace(
-            self._manifest,
+            with_tables(self._manifest, tables),
             format=FORMAT,
             generation=to.generation,
             checkpoint_id=to.checkpoint_id,
             epoch=to.epoch,
             flags=self._manifest.flags if self._links else self._manifest.flags | Flag.FULL_SNAPSHOT,
-            shape=shape,
             stages=stages,
             origin=origin,
         )

@@ -7,7 +7,7 @@ whose bytes are not those that the decision log's record names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -198,6 +198,15 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def in_flight_bytes(self) -> int:
         return sum(stage.in_flight_bytes for stage in self.stages.values())
+
+
+def with_tables(manifest: Manifest, tables: Mapping[str, TableAddress]) -> Manifest:
+    """The same with the tables of some sinks elsewhere."""
+    shape = {
+        name: each if name not in tables else msgspec.structs.replace(each, table=tables[name])
+        for name, each in manifest.shape.items()
+    }
+    return msgspec.structs.replace(manifest, shape=shape)
 
 
 class _Format(msgspec.Struct):

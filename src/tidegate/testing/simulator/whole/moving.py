@@ -14,7 +14,6 @@ import msgspec
 
 from tidegate.engine.bringing import Bringing, known_origin, sealed_when_shown
 from tidegate.engine.copies import Copies, finish_pending
-from tidegate.engine.forking import with_tables
 from tidegate.engine.forks import Fork, ForkedTable, read_fork, write_fork
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
@@ -24,7 +23,7 @@ from tidegate.errors import RecoveryRefused, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted, Copied
 from tidegate.storage.carrying import Carrying, Numbers
 from tidegate.storage.inspection import look_through
-from tidegate.storage.manifest import Manifest, TableAddress, encode_manifest
+from tidegate.storage.manifest import Manifest, TableAddress, encode_manifest, with_tables
 from tidegate.storage.paths import RootPaths
 from tidegate.testing.simulator.whole.driver import OpeningClock, SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, SeenFiles
