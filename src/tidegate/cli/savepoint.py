@@ -98,9 +98,9 @@ def savepoint_command(
     if context.invoked_subcommand is not None:
         return
     from tidegate.engine.requests import StopRun
+    from tidegate.engine.root import SeenRoot
     from tidegate.engine.savepoints import make_savepoint
     from tidegate.engine.tables import bound
-    from tidegate.sinks.contract import SinkPlace
 
     if root is None:
         raise typer.BadParameter("say of which root, with --root", param_hint="--root")
@@ -109,7 +109,7 @@ def savepoint_command(
         raise InvalidConfig("--checkpoint is of one that is there; --stop, --drain and --close-windows make another")
     inspected = InspectedRoot(plain_path(root))
     own = {
-        each: bound(sink, SinkPlace(inspected.pipeline, each, inspected.files.at(f"sinks/{each}"), root=inspected.id))
+        each: bound(sink, SeenRoot(inspected.files, inspected.pipeline).place_of(each))
         for each, sink in sinks_in(file, pipeline, plain_path(root)).items()
     }
     how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None

@@ -32,7 +32,7 @@ from tidegate.engine.requests import TakeCheckpoint, ask_for_checkpoint
 from tidegate.engine.restoring import leaving_no_new_root
 from tidegate.engine.root import Root
 from tidegate.engine.savepoints import shown_tables
-from tidegate.engine.setting_back import PipelineTables, TableBack, known_tables, tables_in
+from tidegate.engine.setting_back import PipelineTables, TableBack, first_refusal, known_tables, others_in, tables_in
 from tidegate.engine.status import as_moment
 from tidegate.engine.tables import bound, described
 from tidegate.errors import (
@@ -85,11 +85,11 @@ class Promotion(msgspec.Struct, frozen=True):
     @property
     def refused(self) -> str | None:
         """Why it cannot be done."""
-        return next((f"sink {each.sink!r}: {each.refused}" for each in self.tables if each.refused is not None), None)
+        return first_refusal(self.tables)
 
     @property
     def others(self) -> list[str]:
-        return [f"{each.table.address}: {other}" for each in self.tables for other in each.change.others]
+        return others_in(self.tables)
 
 
 # -- forking --------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tidegate.engine.bringing import Bringing, known_origin
 from tidegate.engine.copies import finish_pending
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
-from tidegate.engine.setting_back import PipelineTables, TableBack, known_tables, tables_in
+from tidegate.engine.setting_back import PipelineTables, TableBack, first_refusal, known_tables, others_in, tables_in
 from tidegate.engine.tables import bound
 from tidegate.errors import DamagedCheckpoint, ForeignRoot, InvalidConfig, RecoveryRefused
 from tidegate.protocol.decision_log import DecisionLog
@@ -61,15 +61,12 @@ class Restoration(msgspec.Struct, frozen=True):
     @property
     def refused(self) -> str | None:
         """Why it cannot be done."""
-        for each in self.tables:
-            if each.refused is not None:
-                return f"sink {each.sink!r}: {each.refused}"
-        return None
+        return first_refusal(self.tables)
 
     @property
     def others(self) -> list[str]:
         """What others have written to tables since."""
-        return [f"{each.table.address}: {other}" for each in self.tables for other in each.change.others]
+        return others_in(self.tables)
 
 
 class _RootAt:

@@ -9,7 +9,7 @@ which refuses it if it does not fit.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 import msgspec
 
@@ -45,6 +45,16 @@ class TableBack(msgspec.Struct, frozen=True):
     change: SettingBack = SettingBack()
     refused: str | None = None
     is_left: bool = False
+
+
+def first_refusal(tables: Iterable[TableBack]) -> str | None:
+    """Why it cannot be done to all of them."""
+    return next((f"sink {each.sink!r}: {each.refused}" for each in tables if each.refused is not None), None)
+
+
+def others_in(tables: Iterable[TableBack]) -> list[str]:
+    """What others have written to any of them since."""
+    return [f"{each.table.address}: {other}" for each in tables for other in each.change.others]
 
 
 def known_tables(root: Files, log: DecisionLog) -> dict[str, TableAddress]:
