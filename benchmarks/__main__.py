@@ -12,7 +12,7 @@ from typing import Final, TextIO
 
 from rich.console import Console
 
-from benchmarks import protocol, scale, spark, unaligned
+from benchmarks import bucket, cluster, dashboard, protocol, scale, spark, unaligned
 from benchmarks.measure import Benchmark, Result, WrongWork, measure_rounds, summarize
 from benchmarks.peers import benchmark as peers
 from benchmarks.report import describe_load, describe_machine, print_table, write_json_lines
@@ -22,6 +22,9 @@ BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "scale": scale.BENCHMARK,
     "spark": spark.BENCHMARK,
     "unaligned": unaligned.BENCHMARK,
+    "bucket": bucket.BENCHMARK,
+    "cluster": cluster.BENCHMARK,
+    "dashboard": dashboard.BENCHMARK,
     "peers": peers.BENCHMARK,
 }
 
@@ -38,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.rounds, options.scale = options.rounds or 1, options.scale * _QUICK_SCALE
     _check(options, parser)
     benchmarks = {"peers": peers.of_peers(options.peer)} if options.peer else BENCHMARKS
+    if options.cluster:
+        benchmarks = {"bucket": bucket.ON_CLUSTER}
     with ExitStack() as stack:
         out: TextIO | None = None
         if options.out is not None:
@@ -64,6 +69,8 @@ def _check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None
             parser.error(f"there is no benchmark {name!r}; there is: {', '.join(BENCHMARKS)}")
     if options.peer and options.names != ["peers"]:
         parser.error("--peer chooses among those of the benchmark peers: ./dev bench peers --peer NAME")
+    if options.cluster and options.names != ["bucket"]:
+        parser.error("--cluster is of the benchmark bucket: ./dev bench bucket --cluster")
     for name in options.peer:
         if name not in peers.NAMES:
             parser.error(f"there is no peer {name!r}; there is: {', '.join(peers.NAMES)}")
@@ -121,6 +128,9 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="PEER",
         help=f"of the benchmark peers only this one; may be repeated: {', '.join(peers.NAMES)}",
+    )
+    parser.add_argument(
+        "--cluster", action="store_true", help="of the benchmark bucket only what runs on a Spark cluster"
     )
     parser.add_argument("--json", action="store_true", help="print JSON lines, one per case, and no table")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the JSON lines into this file")

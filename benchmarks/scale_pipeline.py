@@ -28,7 +28,7 @@ from tidegate.sinks.contract import BoundSink, SinkPlace
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import WINDOW
-from tidegate.storage.files import Files
+from tidegate.storage.files import AtHand, Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.memory import Memory
@@ -58,7 +58,7 @@ _STATEFUL: Final = "counted"
 _NAMES_A_PAGE: Final = 1_000
 
 
-class CountedFiles:
+class CountedFiles(AtHand):
     """The files of a root, and what is asked of them. Listing counts as many requests as a bucket has pages of it."""
 
     def __init__(self, files: Files, requests: Counter[str], written: Counter[str]) -> None:

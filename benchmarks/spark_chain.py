@@ -79,12 +79,12 @@ def chain(source: Path, tables: Path, files_per_batch: int, delay: str = "10 sec
     return pipeline
 
 
-def _paid_of(first: int, rows: int) -> int:
+def paid_of(first: int, rows: int) -> int:
     return sum(1 for number in range(first, first + rows) if number % 10 != 9)
 
 
 @cache
-def _input_files(files: int, rows_per_file: int) -> tuple[Path, ...]:
+def input_files(files: int, rows_per_file: int) -> tuple[Path, ...]:
     numpy, pyarrow, parquet = (importlib.import_module(name) for name in ("numpy", "pyarrow", "pyarrow.parquet"))
     folder = workspace() / f"rows-{files}x{rows_per_file}"
     folder.mkdir()
@@ -128,21 +128,21 @@ def measure_throughput(variant: Variant, feed: Feed) -> Throughput:
 
 
 def _run_through(variant: Variant, feed: Feed) -> Throughput:
-    files = _input_files(feed.files, feed.rows_per_file)
-    (first,) = _input_files(1, 100)
+    files = input_files(feed.files, feed.rows_per_file)
+    (first,) = input_files(1, 100)
     with temporary_folder() as folder:
         source = Input(folder / "input")
         with open_run(variant, chain(source.folder, folder / "tables", feed.files_per_batch), folder) as run:
             source.offer(first)
-            run.await_consumed(100, _paid_of(0, 100))
+            run.await_consumed(100, paid_of(0, 100))
             busy_before = run.poll_s if isinstance(run, TidegateRun) else 0.0
             started = time.perf_counter()
             for file in files:
                 source.offer(file)
-            run.await_consumed(100 + feed.rows, _paid_of(0, 100) + _paid_of(0, feed.rows))
+            run.await_consumed(100 + feed.rows, paid_of(0, 100) + paid_of(0, feed.rows))
             elapsed_s = time.perf_counter() - started
             busy_s = (run.poll_s if isinstance(run, TidegateRun) else 0.0) - busy_before
-            _check_rows(run, _paid_of(0, 100) + _paid_of(0, feed.rows))
+            _check_rows(run, paid_of(0, 100) + paid_of(0, feed.rows))
     return Throughput(feed.rows / elapsed_s, busy_s / elapsed_s)
 
 
@@ -160,7 +160,7 @@ def measure_latency(variant: Variant, files: int) -> float:
 
 def _drop_files(variant: Variant, files: int) -> list[float]:
     """Seconds that each of some files of one row takes through the chain, one after the other."""
-    (file,) = _input_files(1, 1)
+    (file,) = input_files(1, 1)
     chance = random.Random(0)
     took: list[float] = []
     with temporary_folder() as folder:
@@ -183,7 +183,7 @@ def _drop_files(variant: Variant, files: int) -> list[float]:
 def measure_restart(variant: Variant, restarts: int) -> float:
     """Seconds from a start in a warm JVM to the first batch that every query has committed; a file waits for them."""
     warm_up()
-    (file,) = _input_files(1, 100)
+    (file,) = input_files(1, 100)
     took: list[float] = []
     with temporary_folder() as folder:
         source = Input(folder / "input")
@@ -193,7 +193,7 @@ def measure_restart(variant: Variant, restarts: int) -> float:
 
         source.offer(file)
         with prepared() as run:
-            run.await_consumed(100, _paid_of(0, 100))
+            run.await_consumed(100, paid_of(0, 100))
             if isinstance(run, TidegateRun):
                 run.await_checkpoint_of_all()
             last = {name: run.last_batch(name) for name in run.query_names}
@@ -206,7 +206,7 @@ def measure_restart(variant: Variant, restarts: int) -> float:
                     before = run.restored_batch(name) if isinstance(run, TidegateRun) else last[name]
                     run.await_batch(name, before + 1)
                 took.append(time.perf_counter() - started)
-                run.await_consumed(100, _paid_of(0, 100))
+                run.await_consumed(100, paid_of(0, 100))
                 if isinstance(run, TidegateRun):
                     run.await_checkpoint_of_all()
                 last = {name: run.last_batch(name) for name in run.query_names}
@@ -216,7 +216,7 @@ def measure_restart(variant: Variant, restarts: int) -> float:
 def measure_idle(variant: Variant, counted_s: float) -> float:
     """Cores that all queries take while nothing comes, with all that drives them."""
     warm_up()
-    (file,) = _input_files(1, 100)
+    (file,) = input_files(1, 100)
     with temporary_folder() as folder:
         source = Input(folder / "input")
         with open_run(variant, chain(source.folder, folder / "tables", 1), folder) as run:

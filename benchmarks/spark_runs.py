@@ -68,11 +68,16 @@ def temporary_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+EXTRA_SETTINGS: Final[dict[str, str]] = {}
+"""What the session of this process has besides, if it is said before it is made: jars cannot be added later."""
+
+
 @cache
 def base_session() -> SparkSession:
     """Spark's defaults; only that it shows no UI, and where it keeps its temporary files."""
     session = (
         SparkSession.builder.master("local[*]")
+        .config(map=dict(EXTRA_SETTINGS))
         .appName("tidegate-bench")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
@@ -229,13 +234,13 @@ class PlainRun(Run):
                 else:
                     name = next(inputs)
                     reader = self._session.readStream.schema(schemas[name])
-                    arguments.append(reader.parquet(str(self._output(name))))
+                    arguments.append(reader.parquet(self.output_location(name)))
             frame: DataFrame = definition.function(*arguments)
             schemas[definition.name] = stored_schema(frame.schema)
-            self._output(definition.name).mkdir(parents=True, exist_ok=True)
+            self.make_output(definition.name)
             writer = frame.writeStream.format("parquet").outputMode(definition.output_mode)
-            writer = writer.option("checkpointLocation", str(self.checkpoint_folder(definition.name)))
-            self.queries[definition.name] = writer.option("path", str(self._output(definition.name))).start()
+            writer = writer.option("checkpointLocation", self.checkpoint_location(definition.name))
+            self.queries[definition.name] = writer.option("path", self.output_location(definition.name)).start()
 
     def stop(self) -> None:
         for query in self.queries.values():
@@ -244,8 +249,19 @@ class PlainRun(Run):
     def _output(self, stage: str) -> Path:
         return self._outputs.get(stage, self.folder / "output" / stage)
 
+    def make_output(self, stage: str) -> None:
+        self._output(stage).mkdir(parents=True, exist_ok=True)
+
+    def output_location(self, stage: str) -> str:
+        """As Spark is told."""
+        return str(self._output(stage))
+
     def checkpoint_folder(self, stage: str) -> Path:
         return self.folder / "checkpoints" / stage
+
+    def checkpoint_location(self, stage: str) -> str:
+        """As Spark is told."""
+        return str(self.checkpoint_folder(stage))
 
     def await_consumed(self, source_rows: int, handed_on: int | None = None) -> None:
         del source_rows, handed_on  # each query knows when it has caught up with the one before
@@ -253,7 +269,7 @@ class PlainRun(Run):
             query.processAllAvailable()
 
     def rows_at(self, sink: str) -> int:
-        return self._session.read.parquet(str(self._output(sink))).count()
+        return self._session.read.parquet(self.output_location(sink)).count()
 
     def check(self) -> None:
         for name, query in self.queries.items():
@@ -279,7 +295,7 @@ class TidegateRun(Run):
         chain: bool = False,
     ) -> None:
         super().__init__(pipeline, folder)
-        self.root = folder / "root"
+        self.root: Path | str = folder / "root"
         self._chain = chain
         self._session = derived_session() if session is None else session
         self._options: dict[str, Any] = {
@@ -363,8 +379,13 @@ class TidegateRun(Run):
     def manifests(self) -> Path:
         return self._generation_folder() / "manifests"
 
+    @property
+    def spark_root(self) -> Path:
+        """Where Spark lives."""
+        return Path(self.root)
+
     def _generation_folder(self) -> Path:
-        return self.root / "generations" / f"{self.generation.generation:06d}"
+        return self.spark_root / "generations" / f"{self.generation.generation:06d}"
 
     def await_consumed(self, source_rows: int, handed_on: int | None = None) -> None:
         awaited = source_rows if handed_on is None or not self._chain else handed_on

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 KEY_BYTES: Final = 1_000
-_STAGE: Final = "distinct"
+STAGE: Final = "distinct"
 _BUILDING_FILES: Final = 10
 _ROWS_PER_CHANGE: Final = 100
 _CHANGE_EVERY_S: Final = 0.25
 # Spark uploads what it has made of the state at this interval; it may only be told so when no store is loaded.
-_MAINTENANCE: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "5s"}
+MAINTENANCE: Final = {"spark.sql.streaming.stateStore.maintenanceInterval": "5s"}
 
 
 class StateCost(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ def distinct_keys(source: Path, tables: Path) -> tg.Pipeline:
     return pipeline
 
 
-class _Keys:
+class Keys:
     """Files of keys that occur once and cannot be compressed."""
 
     def __init__(self, folder: Path) -> None:
@@ -85,24 +85,24 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync:
     """Build that much state in a few large batches, then change little of it and watch the checkpoints."""
     unload_state(base_session())  # Spark reads the interval of its maintenance only when its first store is loaded
     with temporary_folder() as folder:
-        source, keys = Input(folder / "input"), _Keys(folder / "keys")
+        source, keys = Input(folder / "input"), Keys(folder / "keys")
         pipeline = distinct_keys(source.folder, folder / "tables")
-        run = TidegateRun(pipeline, folder, "1s", derived_session(_MAINTENANCE), fsync=fsync)
+        run = TidegateRun(pipeline, folder, "1s", derived_session(MAINTENANCE), fsync=fsync)
         with run:
             for _ in range(_BUILDING_FILES):
                 file = keys.file(max(1, state_bytes // _BUILDING_FILES // KEY_BYTES))
                 source.offer(file)
                 file.unlink()
             run.await_consumed(keys.rows)
-            _change(source, keys, settle_s)
+            change(source, keys, settle_s)
             run.await_checkpoint_of_all()
-            seen = _change(source, keys, counted_s, run)
+            seen = change(source, keys, counted_s, run)
             before, *others = sorted(seen.values(), key=lambda each: each.written_ns)
             counted = [each for each in others if each.manifest.checkpoint_id in run.durations_ms]
             if not counted:
                 raise WrongWork(f"no checkpoint of {state_bytes} bytes of state was completed in {counted_s} s")
-            state = run.checkpoint_folder(_STAGE) / "state"
-            changed = _bytes_between(state, before.written_ns, counted[-1].written_ns)
+            state = run.checkpoint_folder(STAGE) / "state"
+            changed = bytes_between(state, before.written_ns, counted[-1].written_ns)
     unload_state(base_session())
     manifests = [each.manifest for each in counted]
     durations = [run.durations_ms[manifest.checkpoint_id] for manifest in manifests]
@@ -110,8 +110,8 @@ def measure_state(state_bytes: int, settle_s: float, counted_s: float, *, fsync:
         checkpoints=len(counted),
         duration_ms=statistics.median(durations),
         longest_ms=max(durations),
-        snapshot_ms=statistics.median(manifest.stages[_STAGE].snapshot_ms for manifest in manifests),
-        written_bytes=sum(manifest.stages[_STAGE].new_bytes for manifest in manifests)
+        snapshot_ms=statistics.median(manifest.stages[STAGE].snapshot_ms for manifest in manifests),
+        written_bytes=sum(manifest.stages[STAGE].new_bytes for manifest in manifests)
         + sum(each.size_bytes for each in counted),
         changed_bytes=changed,
     )
@@ -123,7 +123,7 @@ class _Seen(msgspec.Struct, frozen=True):
     written_ns: int
 
 
-def _change(source: Input, keys: _Keys, seconds: float, run: TidegateRun | None = None) -> dict[str, _Seen]:
+def change(source: Input, keys: Keys, seconds: float, run: TidegateRun | None = None) -> dict[str, _Seen]:
     """Offer a little at a fixed rate. Returns the manifests that are there or appear meanwhile."""
     seen: dict[str, _Seen] = {}
     started = time.monotonic()
@@ -143,7 +143,7 @@ def _change(source: Input, keys: _Keys, seconds: float, run: TidegateRun | None 
     return seen
 
 
-def _bytes_between(state: Path, after_ns: int, until_ns: int) -> int:
+def bytes_between(state: Path, after_ns: int, until_ns: int) -> int:
     """Bytes of the files that Spark has put into its state folder in a time."""
     total = 0
     for path in state.rglob("*"):

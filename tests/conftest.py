@@ -1,23 +1,43 @@
-"""What tests share that is slow to start: one Spark session, one PostgreSQL server."""
+"""What tests share that is slow to start: one Spark session, one PostgreSQL server, one ZooKeeper, one S3 server."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
 from tests.jvms import start_jvms_soon
 from tests.postgres_server import PostgresServer, find_programs
-from tidegate.spark.session import local_session
+from tests.s3_server import S3Server, find_program
+from tests.spark_cluster import ON_CLUSTER, SparkCluster, user_of_executors
+from tests.zookeeper_server import ZooKeeperServer
+from tidegate.spark.session import own_session
 
 start_jvms_soon()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """PySpark 4.1 leaves the sockets that it reads rows from to the garbage collector, which warns of each."""
+    if pyspark.__version__.startswith("4.1."):
+        config.addinivalue_line("filterwarnings", "ignore:unclosed <socket:ResourceWarning")
+        unclosed = "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning"
+        config.addinivalue_line("filterwarnings", unclosed)
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    session = local_session("tidegate-tests", tmp_path_factory.mktemp("spark") / "spark.log")
+    settings = json.loads(os.environ.get(ON_CLUSTER, "{}"))
+    session = own_session("tidegate-tests", tmp_path_factory.mktemp("spark") / "spark.log", settings)
     session.conf.set("spark.sql.session.timeZone", "UTC")
     yield session
     session.stop()
@@ -31,6 +51,65 @@ def postgres_server() -> Iterator[PostgresServer]:
     server = PostgresServer(programs)
     yield server
     server.remove()
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server() -> Iterator[ZooKeeperServer]:
+    server = ZooKeeperServer()
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    program = find_program()
+    if program is None:
+        pytest.skip("there is no S3 server here (./dev test builds versitygw, where there is Go)")
+    server = S3Server(program)
+    yield server
+    server.remove()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[SparkCluster]:
+    cluster = SparkCluster(2, user_of_executors())
+    yield cluster
+    cluster.remove()
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder that everybody may write to; those of pytest are its user's alone."""
+    folder = Path(tempfile.mkdtemp(prefix="tidegate-shared-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def s3a(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The packages by which executors reach a bucket: from the local cache, or fetched."""
+    start = (
+        "import sys, pathlib; from tidegate.spark.session import own_session; from tidegate.spark.s3a import with_s3a"
+    )
+    start += "; own_session('packages', pathlib.Path(sys.argv[1]), with_s3a({})).stop()"
+    log = tmp_path_factory.mktemp("packages") / "spark.log"
+    done = subprocess.run([sys.executable, "-c", start, str(log)], capture_output=True, timeout=300, check=False)
+    if done.returncode != 0:
+        pytest.skip("the packages of s3a are not in the local cache, and cannot be fetched from here")
+
+
+if ON_CLUSTER in os.environ:
+
+    @pytest.fixture
+    def tmp_path(shared: Path) -> Path:
+        """Executors of a cluster are another user."""
+        return shared
+
+
+def pytest_report_header() -> str:
+    program = find_program()
+    return f"S3 server: {'none, its tests are skipped' if program is None else program.name}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.__main__ import BENCHMARKS, main
+from benchmarks.bucket_runs import Kind, Measured, purposes_of
 from benchmarks.measure import Benchmark, Case, Derived, Target, WrongWork, measure_rounds, summarize
 from benchmarks.unaligned_runs import Behind
 
@@ -130,11 +131,25 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 
 
 @pytest.mark.slow
+def test_the_dashboard_is_measured_route_by_route() -> None:
+    ran = run("dashboard", *TINY, "--json")
+    assert ran.returncode == 0, ran.stderr
+    results = parse(ran.stdout)
+    assert len(results) == 16
+    for result in results:
+        assert result["name"].startswith("GET ")
+        assert (result["unit"], result["target"]) == ("ms", {"at_most": 100.0})
+        assert result["parameters"] == {"attempts": 100}
+        assert result["median"] > 0
+
+
+@pytest.mark.slow
 @pytest.mark.soak
 def test_without_a_name_all_benchmarks_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in ("spark", "unaligned", "peers")}
+    slow = ("spark", "unaligned", "bucket", "cluster", "peers")
+    quick = {name: benchmark for name, benchmark in BENCHMARKS.items() if name not in slow}
     monkeypatch.setattr("benchmarks.__main__.BENCHMARKS", quick)
     out = tmp_path / "results.jsonl"
     assert main([*TINY, "--out", str(out)]) == 0
@@ -180,6 +195,116 @@ def test_what_a_backlog_costs_is_told_for_stages_and_for_sinks(
     assert "sinks add: unaligned, 60 s of work" in capsys.readouterr().out
 
 
+def of_a_bucket(kind: Kind, scale: float) -> Measured:
+    assert scale == 1
+    match kind:
+        case "state":
+            return Measured(uploaded_bytes=120, changed_bytes=100)
+        case "local":
+            return Measured(300, 50)
+        case "bucket":
+            return Measured(200, 50, 10)
+        case "bucket, not chained":
+            return Measured(140, 50, 10)
+        case "plain":
+            return Measured(100, 0, 10)
+        case "cluster":
+            return Measured(50, 900, 300, 20, {"state": 150, "rows handed on": 90, "the rest": 60}, 10)
+        case "cluster, not chained":
+            return Measured(40, 900, 1_200, 40, {"state": 300, "rows handed on": 600, "the rest": 300}, 10)
+        case "cluster, plain":
+            return Measured(25, 0, 2_000, 20, {"state": 100, "rows handed on": 1_500, "the rest": 400}, 10)
+
+
+def test_a_root_in_a_bucket_is_compared_with_plain_spark_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.bucket_runs.measure", of_a_bucket)
+    out = tmp_path / "results.jsonl"
+    assert main(["bucket", "--rounds", "1", "--out", str(out)]) == 0
+    results = parse(out.read_text("utf-8"))
+    held = {line["name"]: (line["median"], line["met"]) for line in results if line["target"]}
+    on_cluster = {name: held.pop(name) for name in list(held) if name.startswith("per batch: cluster")}
+    assert held == {
+        "small batches: bucket / plain": (2.0, True),
+        "small batches: bucket, not chained / plain": (1.4, False),
+        "bytes: uploaded / changed": (1.2, True),
+    }
+    assert len(on_cluster) == 4, "the part on a cluster comes after it"
+    assert "checkpoint: bucket, not chained" in capsys.readouterr().out
+
+
+def test_on_a_cluster_requests_per_batch_are_compared_with_those_of_plain_spark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("benchmarks.bucket_runs.measure", of_a_bucket)
+    out = tmp_path / "results.jsonl"
+    assert main(["bucket", "--cluster", "--rounds", "1", "--out", str(out)]) == 0
+    results = {line["name"]: line for line in parse(out.read_text("utf-8"))}
+    assert {name: (line["median"], line["met"]) for name, line in results.items() if line["target"]} == {
+        "per batch: cluster / plain": (0.15, True),
+        "per batch: cluster, not chained / plain": (0.3, True),
+        "per batch: cluster / plain's checkpoints": (0.6, True),
+        "per batch: cluster, not chained / plain's checkpoints": (1.2, False),
+    }
+    found = {name: line["median"] for name, line in results.items() if not line["target"]}
+    assert found == {
+        "small batches: cluster": 50,
+        "small batches: cluster, not chained": 40,
+        "small batches: cluster, plain": 25,
+        "small batches: cluster / cluster, plain": 2,
+        "small batches: cluster, not chained / cluster, plain": 1.6,
+        "checkpoint: cluster": 900,
+        "checkpoint: cluster, not chained": 900,
+        "per batch: cluster": 15,
+        "per batch: cluster, state": 7.5,
+        "per batch: cluster, rows handed on": 4.5,
+        "per batch: cluster, the rest": 3,
+        "per batch: cluster, not chained": 30,
+        "per batch: cluster, not chained, state": 7.5,
+        "per batch: cluster, not chained, rows handed on": 15,
+        "per batch: cluster, not chained, the rest": 7.5,
+        "per batch: cluster, plain": 100,
+        "per batch: cluster, plain, state": 5,
+        "per batch: cluster, plain, rows handed on": 75,
+        "per batch: cluster, plain, the rest": 20,
+        "per file: cluster": 30,
+        "per file: cluster, not chained": 120,
+        "per file: cluster, plain": 200,
+        "batches: cluster": 20,
+        "batches: cluster, not chained": 40,
+        "batches: cluster, plain": 20,
+    }
+    assert "two workers" in capsys.readouterr().out
+
+
+def test_requests_are_told_apart_by_the_folder_that_they_name() -> None:
+    stages = "/bench/cluster-30/generations/000001/stages"
+    assert purposes_of(
+        [
+            ("PUT", f"{stages}/totals/spark/state/0/1/2_aa.changelog"),
+            ("GET", "/bench?list-type=2&delimiter=%2F&prefix=plain%2Ftotals%2Fstate%2F0%2F1%2F&max-keys=2"),
+            ("HEAD", f"{stages}/orders/output/part-00000.parquet"),
+            ("GET", "/bench?list-type=2&prefix=plain%2Foutput%2Forders%2F_spark_metadata%2F"),
+            ("PUT", "/bench/plain/orders/offsets/3"),
+            ("POST", "/bench?delete"),
+            ("GET", "/bench?list-type=2&prefix=cluster-30%2Fdecisions%2F"),
+        ]
+    ) == {"state": 2, "rows handed on": 2, "the rest": 3}
+
+
+@pytest.mark.slow
+@pytest.mark.soak  # of minutes
+@pytest.mark.s3
+@pytest.mark.spark
+@pytest.mark.usefixtures("s3_server", "s3a")
+def test_a_quick_run_on_a_cluster_finds_every_number(tmp_path: Path) -> None:
+    out = tmp_path / "results.jsonl"
+    ran = run("bucket", "--cluster", "--quick", "--out", str(out), timeout_s=3_000)
+    assert ran.returncode == 0, ran.stderr
+    assert all(line["median"] > 0 for line in parse(out.read_text("utf-8")))
+
+
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     ran = run("tides")
     assert ran.returncode == 2
@@ -195,6 +320,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         ("--scale", "nan"),
         ("--scale", "inf"),
         ("--out", "no/such/folder/file"),
+        ("--cluster", "--quick"),
     ],
 )
 def test_impossible_options_are_refused_before_anything_is_measured(arguments: tuple[str, str]) -> None:

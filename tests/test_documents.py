@@ -29,6 +29,8 @@ ROOT = Path(__file__).parents[1]
 COMMANDS: dict[str, list[str] | None] = {
     "tidegate run orders.py --root state/orders --available-now": None,  # with the example, below
     "tidegate run orders.py --root state/orders": None,  # it runs for ever: tests/cli/test_live.py stops it
+    "tidegate run orders.py --root state/orders --metrics-port 9464": None,  # tests/spark/test_metrics.py
+    "tidegate run orders.py --root state/orders --traces http://127.0.0.1:4318": None,  # the same
     "tidegate stop --root state/orders": None,  # the same, where it stops it
     "tidegate restore --root state/orders --to 42": None,  # these ask and change things: tests/spark/test_restoring.py
     "tidegate restore --root state/orders --to 42 --dry-run": None,
@@ -40,13 +42,26 @@ COMMANDS: dict[str, list[str] | None] = {
     "tidegate simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev demo": None,
     "tidegate simulate --whole --seeds 200": ["tidegate", "simulate", "--whole", "--seeds", "4"],
+    "tidegate simulate --together --seeds 200": ["tidegate", "simulate", "--together", "--seeds", "4"],
     "./dev simulate --seeds 1000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev simulate --seeds 5000": ["tidegate", "simulate", "--seeds", "20"],
     "./dev soak": ["tidegate", "simulate", "--seeds", "1"],
     "./dev kafka": None,  # fetches jars
+    "./dev matrix": None,  # makes environments: tests/test_matrix.py
     "./dev bench protocol": ["python", "-m", "benchmarks", "protocol", "--help"],
     "./dev bench spark": ["python", "-m", "benchmarks", "spark", "--help"],
     "./dev bench unaligned": ["python", "-m", "benchmarks", "unaligned", "--help"],
+    "./dev bench dashboard": ["python", "-m", "benchmarks", "dashboard", "--help"],
+    # These run until they are stopped: tests/dashboard/test_command.py
+    "tidegate dashboard --root state/orders": None,
+    "tidegate dashboard --root state/orders --allow-actions --token-file dashboard.token": None,
+    "./dev bench bucket": ["python", "-m", "benchmarks", "bucket", "--help"],
+    "./dev soak --drivers": ["python", "-m", "tests.spark.soak_drivers", "--help"],
+    "./dev soak --cluster": ["python", "-m", "tests.spark.soak_cluster", "--help"],
+    # tests/test_clusters_guide.py
+    "tidegate run orders.py --root s3://bucket/orders --master spark://head:7077": None,
+    "tidegate run orders.py --root /shared/orders --master spark://head:7077 --available-now": None,
+    "./dev soak --bucket": ["python", "-m", "tests.spark.soak_bucket", "--help"],
     "./dev bench scale": ["python", "-m", "benchmarks", "scale", "--help"],
     "./dev check": None,  # this very run
     "./dev test": None,
@@ -60,7 +75,11 @@ ON_A_ROOT = (
     "tidegate cancel --root state/orders",
     "tidegate checkpoints --root state/orders",
     "tidegate checkpoints 42 --root state/orders",
+    "tidegate checkpoints --root state/orders --summary",
+    "tidegate history --root state/orders",
+    "tidegate history --root state/orders --only aborts --only failures",
     "tidegate verify --root state/orders",
+    "tidegate verify --root state/orders --quick",
     "tidegate graph orders.py",
     "tidegate graph --root state/orders",
     "tidegate checkpoints --root state/orders --json",
@@ -96,12 +115,15 @@ def documented_commands() -> set[str]:
     fenced = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     lines = [line.split("#")[0].strip() for block in fenced for line in block.splitlines()]
     in_table = re.findall(r"^\| `([^`]+)` \|", text, re.MULTILINE)
-    return {line for line in [*lines, *in_table] if line.startswith(("./dev", "tidegate"))}
+    return {line for line in [*lines, *in_table] if line.startswith(("./dev", "tidegate "))}
 
 
 def test_every_command_in_the_documents_is_known_here() -> None:
     operating = {each for section in sections() for each in commands_of(section)}  # run by tests/test_operating.py
-    assert documented_commands() == {*COMMANDS, *ON_A_ROOT, *ON_WHAT_SPARK_HAS_STORED, *operating}
+    # Run by tests/test_drivers_guide.py and tests/test_buckets_guide.py.
+    apart = "\n".join((ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in ("drivers", "buckets"))
+    guided = re.findall(r"^tidegate .*$", apart, re.MULTILINE)
+    assert documented_commands() == {*COMMANDS, *ON_A_ROOT, *ON_WHAT_SPARK_HAS_STORED, *operating, *guided}
 
 
 @pytest.fixture(scope="module")
@@ -184,7 +206,8 @@ def test_the_example_of_the_readme_runs_as_it_says(tmp_path: Path) -> None:
         for each in range(300)
     ]
     (tmp_path / "orders" / "1.json").write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
-    (command,) = [each for each in COMMANDS if each.endswith("--available-now")]
+    command = "tidegate run orders.py --root state/orders --available-now"
+    assert command in COMMANDS
     program, *arguments = shlex.split(command)
     run = [str(Path(sys.executable).with_name(program)), *arguments]
     done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)

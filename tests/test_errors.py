@@ -7,12 +7,14 @@ import pytest
 from tidegate import errors
 from tidegate.errors import (
     BarrierConflict,
+    BucketUnfit,
     CheckpointError,
     CheckpointIncomplete,
     CheckpointInProgress,
     CheckpointNotVisible,
     CheckpointsFailed,
     ConflictingRows,
+    CoordinationUnavailable,
     DamagedCheckpoint,
     DamagedLog,
     DataLost,
@@ -24,16 +26,19 @@ from tidegate.errors import (
     InvalidPipeline,
     InvalidRows,
     InvariantViolation,
+    MaybeWritten,
     NoCheckpointInProgress,
     NoCommonPosition,
     NoRoot,
     NotConsumed,
     NotRunning,
+    NotWritten,
     PipelineChanged,
     ProtocolViolation,
     RecoveryRefused,
     RequestFailed,
     RootInUse,
+    SessionLost,
     SinkFailed,
     SparkLost,
     StageFailed,
@@ -44,6 +49,7 @@ from tidegate.errors import (
     UnknownCheckpoint,
     UnknownInput,
     UnknownState,
+    first_line,
 )
 
 PARENTS: dict[type[TidegateError], type[Exception]] = {
@@ -54,6 +60,7 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     NotConsumed: TidegateError,
     RootInUse: TidegateError,
     NoRoot: TidegateError,
+    BucketUnfit: NoRoot,
     ForeignRoot: TidegateError,
     PipelineChanged: TidegateError,
     RecoveryRefused: TidegateError,
@@ -84,6 +91,10 @@ PARENTS: dict[type[TidegateError], type[Exception]] = {
     DamagedLog: TidegateError,
     DamagedCheckpoint: TidegateError,
     StoreUnavailable: TidegateError,
+    CoordinationUnavailable: TidegateError,
+    NotWritten: CoordinationUnavailable,
+    MaybeWritten: CoordinationUnavailable,
+    SessionLost: CoordinationUnavailable,
     InvariantViolation: TidegateError,
 }
 
@@ -120,6 +131,10 @@ def test_a_retry_helps_only_where_waiting_changes_something() -> None:
         CheckpointNotVisible,
         CheckpointIncomplete,
         StoreUnavailable,
+        CoordinationUnavailable,
+        NotWritten,
+        MaybeWritten,
+        SessionLost,
         RootInUse,
         RequestFailed,
         StageFailed,
@@ -153,3 +168,16 @@ def test_a_superseded_run_is_told_by_whom_and_that_nothing_is_lost() -> None:
 
 def test_an_error_carries_the_message_that_it_was_given() -> None:
     assert str(DamagedLog("slot 3 cannot be read")) == "slot 3 cannot be read"
+
+
+def test_why_python_s_worker_could_not_start_is_told_in_one_line() -> None:
+    said = (
+        "Job aborted: Lost task 0.0 (localhost executor driver): org.apache.spark.SparkException: \n"
+        "Error from python worker:\n  Traceback (most recent call last):\n    import typer\n"
+        "  AttributeError: module 'inspect' has no attribute 'Parameter'\nPYTHONPATH was:\n  /x\n\tat org.apache\n"
+    )
+    assert first_line(Exception(said)) == (
+        "Job aborted: Lost task 0.0 (localhost executor driver): org.apache.spark.SparkException: Python's worker "
+        "could not start: AttributeError: module 'inspect' has no attribute 'Parameter'"
+    )
+    assert first_line(Exception("it failed\n\tat org.apache")) == "it failed"

@@ -252,6 +252,7 @@ def customers_of(rows: Rows) -> dict[int, tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.soak  # the shapes have timers and state too
 def test_visits_are_made_of_clicks_with_timers_and_state_that_survive_a_kill(tmp_path: Path) -> None:
     # Elsewhere than in UTC: a processor gets times without a zone.
     visitor = Visitor("sessions", tmp_path, {"TZ": "Asia/Tokyo"})
@@ -299,6 +300,7 @@ def visits(clicks: Rows, passed: datetime) -> Counter[tuple[Any, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.soak  # test_backpressure.py has it too
 def test_a_slow_sink_holds_the_source_back_and_checkpoints_do_not_wait_for_it(tmp_path: Path) -> None:
     visitor = Visitor("backpressure", tmp_path)
     visitor.do("python generate.py", instead="python generate.py --files 14")
@@ -359,7 +361,8 @@ def test_payments_come_out_of_kafka_once_in_delta_and_in_postgresql_though_the_r
         kept = re.findall(r"ckpt-0*(\d+)", visitor.do("tidegate checkpoints --root state"))
         one = f"tidegate checkpoints {kept[-1]} --root state"
         offsets = re.search(
-            r'stands at .*"0":(\d+),"1":(\d+)', visitor.do("tidegate checkpoints 8 --root state", instead=one)
+            r"stands at: topic payments: partition 0 at offset (\d+), partition 1 at offset (\d+)",
+            visitor.do("tidegate checkpoints 8 --root state", instead=one),
         )
         assert offsets
         assert int(offsets[1]) + int(offsets[2]) == 1700

@@ -7,6 +7,7 @@
      ├─ NotConsumed              the rows that a test gives were not consumed in time
      ├─ RootInUse                another run on this root is alive
      ├─ NoRoot                   the folder is not the root of any pipeline, or cannot be one
+     │   └─ BucketUnfit            the bucket lets two create one object
      ├─ ForeignRoot              the root belongs to another pipeline, or another version of Tidegate
      ├─ PipelineChanged          the pipeline no longer fits its checkpoint
      ├─ RecoveryRefused          starting would lose or double rows; it says what to do instead
@@ -37,6 +38,10 @@
      ├─ DamagedLog               the decision log cannot be trusted as it stands
      ├─ DamagedCheckpoint        a file of a checkpoint is missing, or is not what it was
      ├─ StoreUnavailable         the store did not answer, or may have done it; a retry helps
+     ├─ CoordinationUnavailable  what driver processes share did not answer; a retry helps
+     │   ├─ NotWritten             nothing was changed there
+     │   ├─ MaybeWritten           it may have been changed, now or later: read it back
+     │   └─ SessionLost            others may have taken this process for dead; it has to join anew
      └─ InvariantViolation       cannot happen: a defect in Tidegate
 
 `retry_helps` on each class tells a caller whether the same call may succeed later.
@@ -44,7 +49,10 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import re
+from typing import ClassVar, Final
+
+_WORKER: Final = re.compile(r"Error from python worker:\n(?:.*\n)*?(.*)\nPYTHONPATH was:")
 
 
 class TidegateError(Exception):
@@ -77,6 +85,10 @@ class RootInUse(TidegateError):
 
 class NoRoot(TidegateError):
     """The folder is not the root of any pipeline, or cannot be one."""
+
+
+class BucketUnfit(NoRoot):
+    """A bucket does not do what a root needs: of all that create one object, exactly one may."""
 
 
 class ForeignRoot(TidegateError):
@@ -255,10 +267,32 @@ class StoreUnavailable(TidegateError):
     retry_helps = True
 
 
+class CoordinationUnavailable(TidegateError):
+    """What driver processes share did not answer."""
+
+    retry_helps = True
+
+
+class NotWritten(CoordinationUnavailable):
+    """Nothing was changed there."""
+
+
+class MaybeWritten(CoordinationUnavailable):
+    """It may have been changed, now or later: read it back."""
+
+
+class SessionLost(CoordinationUnavailable):
+    """Others may have taken this process for dead; it has to join anew."""
+
+
 class InvariantViolation(TidegateError):
     """Something that cannot happen did. Please report it: it is a defect in Tidegate."""
 
 
 def first_line(error: BaseException) -> str:
     """What went wrong, without the traces that Spark and delta-rs add."""
-    return str(error).split("\n", 1)[0].strip()
+    said = str(error)
+    first = said.split("\n", 1)[0].strip()
+    # Of a worker that could not even start, Spark says it further below.
+    worker = _WORKER.search(said) if first.endswith("SparkException:") else None
+    return first if worker is None else f"{first} Python's worker could not start: {worker[1].strip()}"

@@ -28,7 +28,7 @@ from tidegate.spark.filelog import METADATA
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.lock import RootLock
-from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 
 TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
@@ -142,22 +142,31 @@ class LiveRun:
         self._stop.set()
         self._thread.join()
 
-    def may_read(self, stage: str, name: str) -> bool:
-        """Whether a segment of an input lies before a stage, released by its gate."""
+    def next_entry(self, stage: str, name: str) -> int:
+        """The one that a gate writes next."""
+        return self.pipeline.generation.stages[stage].inputs.gates[name]._next
+
+    def may_read(self, stage: str, name: str, since: int = 0) -> bool:
+        """Whether a segment of an input lies before a stage, released by its gate; with this entry of it, or a later
+        one."""
         gate = self.pipeline.generation.stages[stage].inputs.gates[name]
+        if gate._next <= since:
+            return False
         is_written = gate.files.exists(f"{METADATA}/{gate._next - 1}")
         return gate.lag == 1 and not gate._waiting and is_written
 
     def hold_up(self) -> Path:
         """From now on a checkpoint stays in progress: the stage does not consume what lies before the barrier."""
+        entry = self.next_entry("middle", "rows")
         segment = self.pipeline.played["rows"].run_batch()
-        wait_until(lambda: self.may_read("middle", "rows"))
+        wait_until(lambda: self.may_read("middle", "rows", entry))
         return segment
 
     def let_go(self) -> None:
         """Consume what has held it up."""
+        entry = self.next_entry("table", "middle")
         self.pipeline.played["middle"].run_batch()
-        wait_until(lambda: self.may_read("table", "middle"))
+        wait_until(lambda: self.may_read("table", "middle", entry))
         self.pipeline.played["table"].run_batch()
 
     def in_its_thread(self, action: Callable[[], object]) -> None:
@@ -205,7 +214,7 @@ def said(root: Path) -> RunStatus | None:
 
 
 def seen(root: Path) -> Life:
-    return look(RootPaths(root), Folder(root))[0]
+    return look(as_given(root))[0]
 
 
 @contextmanager

@@ -22,7 +22,6 @@ from tidegate.cli.answers import (
     ErrorAnswer,
     ErrorEvent,
     GraphAnswer,
-    NextStart,
     ReplayAnswer,
     RestartingEvent,
     SimulateAnswer,
@@ -34,6 +33,7 @@ from tidegate.cli.answers import (
 )
 from tidegate.cli.view import JsonView
 from tidegate.engine.control import Life
+from tidegate.engine.outlook import NextStart
 from tidegate.engine.root import Root
 from tidegate.engine.status import CheckpointStatus, Observer, status_of
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
@@ -324,7 +324,7 @@ def test_simulated_runs_are_told() -> None:
         "status --json --frobnicate",
         "verify --json --root",
         "checkpoints latest --root x --json",
-        "verify --root s3://bucket/x --json",
+        "verify --root hdfs://host/x --json",
     ],
 )
 def test_wrong_usage_is_an_answer_too(arguments: str) -> None:
@@ -333,7 +333,7 @@ def test_wrong_usage_is_an_answer_too(arguments: str) -> None:
     assert isinstance(error, ErrorAnswer)
     assert done.returncode == error.exit == 2
     assert error.error in ("WrongUsage", "InvalidConfig")
-    assert "--help" in error.message or "not supported" in error.message
+    assert "--help" in error.message or "is not a local folder" in error.message
     assert done.stderr, "people are told as ever"
 
 
@@ -364,7 +364,7 @@ def test_what_nobody_has_foreseen_is_an_answer_too_and_its_trace_goes_to_stderr(
 import sys
 sys.argv = ["tidegate", "status", "--root", {str(root)!r}, "--json"]
 from tidegate.cli import app, status
-status.look.__code__ = (lambda paths, files: 1 / 0).__code__
+status.look.__code__ = (lambda place: 1 / 0).__code__
 app.main()
 """
     command = [str(Path(TIDEGATE).with_name("python")), "-c", program]

@@ -25,6 +25,7 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, references
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 from tidegate.testing.played import Plan
 
 
@@ -92,7 +93,7 @@ def test_one_checkpoint_is_shown_stage_by_stage_however_it_is_named(made: Path, 
     rows = [line.split()[:2] for line in done.stdout.splitlines()]
     for stage in (["rows", "source"], ["middle", "stage"], ["table", "sink"]):
         assert stage in rows
-    assert 'source rows stands at {"played":{"0":4}}' in done.stdout
+    assert 'source rows stands at: offset {"played":{"0":4}}' in done.stdout
 
 
 def test_one_checkpoint_for_scripts_has_its_stages_and_the_positions_of_its_sources(made: Path) -> None:
@@ -276,6 +277,24 @@ def test_a_file_that_was_changed_or_deleted_is_named(root: Path) -> None:
     assert tidegate("verify", "5", "--root", root).returncode == 4
 
 
+def test_a_quick_look_reads_no_file_and_finds_what_is_gone_or_cut(root: Path) -> None:
+    changed, deleted = snapshot_file(root, 3), snapshot_file(root, 5)
+    content = changed.read_bytes()
+    changed.unlink()
+    changed.write_bytes(content[:-1] + b"!")
+    done = tidegate("verify", "--quick", "--root", root)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("there, not read") == 3
+    changed.write_bytes(content[:-1])
+    deleted.unlink()
+    done = tidegate("verify", "--quick", "--root", root, "--json")
+    assert done.returncode == 4
+    assert [each["state"] for each in json.loads(done.stdout)["checkpoints"]] == ["damaged", "there", "damaged"]
+    refused = tidegate("verify", "--quick", "--deep", __file__, "--root", root)
+    assert refused.returncode == 2
+    assert "--deep reads what --quick leaves out" in refused.stderr
+
+
 def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(tmp_path: Path) -> None:
     with played(tmp_path) as pipeline:
         for _ in range(3):
@@ -283,10 +302,10 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(tmp_path: Pa
             pipeline.checkpoint()
         inspected = InspectedRoot(pipeline.root.paths.root)
         oldest = inspected.retained()[0]
-        assert verify(inspected, oldest).state == "intact"
+        assert verify(inspected, oldest, is_alive=True).state == "intact"
         pipeline.one_batch_each()
         pipeline.checkpoint()
-        found = verify(inspected, oldest)
+        found = verify(inspected, oldest, is_alive=True)
         assert found.damage
         assert found.state == "removed"
 
@@ -305,7 +324,7 @@ def test_one_checkpoint_that_the_run_removes_meanwhile_is_unknown_and_not_damage
     # As it was found before the run removed it.
     monkeypatch.setattr(InspectedRoot, "find", lambda each, number: found.pop() if found else find(each, number))
     with pytest.raises(UnknownCheckpoint, match="retains no ckpt-000001; it retains ckpt-000002"):
-        checkpoints_command(root, 1)
+        checkpoints_command(as_given(root), 1)
     assert not found
 
 

@@ -38,6 +38,7 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import SinkPlace, decode_committable
 from tidegate.storage.inspection import InspectedRoot, references
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 from tidegate.testing.played import Plan
 
 _EACH = 3  # batches before each checkpoint
@@ -217,7 +218,7 @@ def verified(made: Made, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """The exit code of `tidegate verify`, and what it says."""
     capsys.readouterr()
     try:
-        verify_command(made.root)
+        verify_command(as_given(made.root))
     except typer.Exit as ended:
         return ended.exit_code, capsys.readouterr().out
     except TidegateError as error:

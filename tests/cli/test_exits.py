@@ -51,6 +51,7 @@ CODES = {
     "UnknownState": 2,
     "RootInUse": 3,
     "NoRoot": 3,
+    "BucketUnfit": 3,
     "ForeignRoot": 3,
     "PipelineChanged": 3,
     "RecoveryRefused": 3,
@@ -195,12 +196,14 @@ def test_a_setting_that_would_have_no_effect_is_refused_before_anything_is_made(
 
 
 @pytest.mark.parametrize("command", ["status", "checkpoint", "checkpoints", "verify", "run"])
-def test_a_root_in_a_bucket_is_refused_by_every_command_and_nothing_is_made(tmp_path: Path, command: str) -> None:
+def test_a_root_that_nobody_knows_how_to_reach_is_refused_by_every_command_and_nothing_is_made(
+    tmp_path: Path, command: str
+) -> None:
     (tmp_path / "orders.py").write_text("import tidegate as tg\npipeline = tg.Pipeline('orders')\n", encoding="utf-8")
     file = ["orders.py"] if command == "run" else []
-    done = tidegate(command, *file, "--root", "s3://bucket/orders", cwd=tmp_path)
+    done = tidegate(command, *file, "--root", "hdfs://host/orders", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: s3://bucket/orders is not a local folder, and buckets are not supported")
+    assert done.stderr.startswith("error: hdfs://host/orders is not a local folder; write a path such as")
     assert len(done.stderr.splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["orders.py"]
 

@@ -17,6 +17,7 @@ from tidegate.cli.tables import run_lines
 from tidegate.engine.status import (
     CheckpointState,
     CheckpointStatus,
+    HeldInput,
     Observer,
     RunStatus,
     StagePart,
@@ -112,6 +113,7 @@ def statuses(draw: st.DrawFn) -> RunStatus:
             draw(st.none() | st.integers(0, 4 * 10**12)),
             draw(st.none() | st.none() | st.sampled_from([*names, "its table"])),
             has_event_time=draw(st.booleans()),
+            held=(HeldInput(names[0], names[-1], draw(st.none() | st.integers(1, 10**12))),) * draw(st.integers(0, 1)),
         )
         for name in names
     }
@@ -153,8 +155,8 @@ def test_every_run_fits_every_terminal(status: RunStatus, width: int, height: in
     shown = "\n".join(lines)
     for checkpoint in (*status.in_progress, *status.checkpoints[-1:]):
         assert checkpoint.checkpoint in shown
-    if any(stage.held_back_by for stage in status.stages.values()):
-        assert "is held back" in " ".join(shown.split()) or "…" in shown
+    if any(stage.held_back_by or stage.held for stage in status.stages.values()):
+        assert "is held" in " ".join(shown.split()) or "…" in shown
     if status.state == "stopping":
         assert "stopping after a last checkpoint" in " ".join(shown.split())
     whole = " ".join(line.plain for line in run_lines(status, None))

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.harness import in_terminal, make_root, tidegate
-from tidegate.cli.drawing.layout import DrawnStage, layered
 from tidegate.cli.drawing.listing import as_list
 from tidegate.cli.drawing.mermaid import as_mermaid
 from tidegate.cli.drawing.svg import as_svg
 from tidegate.cli.drawing.text import as_text
+from tidegate.engine.layout import DrawnStage, layered
 from tidegate.engine.root import Root
 
 Edges = set[tuple[str, str]]

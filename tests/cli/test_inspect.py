@@ -16,6 +16,7 @@ from tests.cli.strict import answered
 from tidegate.cli.answers import ErrorAnswer, InspectAnswer
 from tidegate.cli.inspect import Format, inspect_command
 from tidegate.cli.options import parse_checkpoint_or_latest
+from tidegate.storage.places import as_given
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_what_does_not_go_together_is_refused(root: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(typer.BadParameter, match=message):
-        inspect_command(root, **options)
+        inspect_command(as_given(root), **options)
 
 
 def test_a_checkpoint_is_named_in_every_way() -> None:

@@ -16,7 +16,7 @@ import tidegate as tg
 from tests.cli.harness import tidegate
 from tests.cli.test_checkpoints import snapshot_file
 from tests.spark.played import open_next, played
-from tidegate.cli.outlook import next_run
+from tidegate.engine.outlook import next_run
 from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, RecoveryRefused, UnknownCheckpoint
 from tidegate.protocol.names import checkpoint_name

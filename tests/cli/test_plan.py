@@ -17,6 +17,7 @@ from tidegate.errors import PipelineChanged
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.recovery import Restore
 from tidegate.storage.manifest import TableAddress
+from tidegate.storage.places import as_given
 
 RECORD = CheckpointCompleted(
     slot=3, claimant="x", generation=1, checkpoint_id=42, epoch=42, parent=None, manifest="m", manifest_sha256="",
@@ -86,7 +87,7 @@ def test_what_would_be_refused_is_told_with_the_code_of_the_run(planned: Any) ->
 
 
 def test_a_script_gets_the_same(tmp_path: Path) -> None:
-    answer = _answer(tmp_path, found())
+    answer = _answer(as_given(tmp_path), found())
     assert [(each.name, each.change, each.was, each.state) for each in answer.stages] == [
         ("rows", "same", "rows", "none"),
         ("large", "renamed", "big", "kept"),
@@ -94,7 +95,7 @@ def test_a_script_gets_the_same(tmp_path: Path) -> None:
         ("old", "removed", "old", "dropped"),
     ]
     assert (answer.start.decision, answer.start.checkpoint) == ("goes_on", "ckpt-000042")
-    refused = _answer(tmp_path, found(refused=PipelineChanged("stage 'old' is gone")))
+    refused = _answer(as_given(tmp_path), found(refused=PipelineChanged("stage 'old' is gone")))
     assert (refused.start.decision, refused.start.why) == ("refuses", "stage 'old' is gone")
     assert refused.refused is not None
     assert refused.refused.exit == Exit.UNUSABLE_ROOT

@@ -36,13 +36,14 @@ from tidegate.storage.folder import Folder
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.memory import Memory
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Place, as_given
 
 COMMANDS = ("checkpoint", "cancel", "stop")
 
 
-def place(root: Path) -> tuple[RootPaths, Folder]:
+def place(root: Path) -> Place:
     """Where a run on a root is asked."""
-    return RootPaths(root), Folder(root)
+    return as_given(root)
 
 
 def taken(run: LiveRun) -> int:
@@ -76,7 +77,7 @@ def test_a_checkpoint_is_taken_when_it_is_asked_for(tmp_path: Path) -> None:
         assert (full.checkpoint.checkpoint, full.checkpoint.state) == ("ckpt-000002", "complete")
         assert full.checkpoint.full
         assert full.checkpoint.new_bytes == full.checkpoint.total_bytes, "everything was stored anew"
-        plain = ask_for_checkpoint(*place(run.root), 60)
+        plain = ask_for_checkpoint(place(run.root), 60)
         assert not plain.full
         assert plain.new_bytes == 0
         # Both of the asker's files are gone.
@@ -86,7 +87,7 @@ def test_a_checkpoint_is_taken_when_it_is_asked_for(tmp_path: Path) -> None:
 def test_an_unaligned_checkpoint_waits_for_no_stage_but_only_where_stages_may_be_cut_so(tmp_path: Path) -> None:
     wanted = TakeCheckpoint(full=True, unaligned=True)
     with live_run(tmp_path / "aligned") as run, pytest.raises(RequestFailed, match="every stage of this run aligns"):
-        ask_for_checkpoint(*place(run.root), 60, wanted)
+        ask_for_checkpoint(place(run.root), 60, wanted)
     alignment = AlignmentConfig(unaligned="on_timeout", timeout_ms=3_000_000)
     with live_run(tmp_path / "on demand", config=msgspec.structs.replace(ON_DEMAND, alignment=alignment)) as run:
         run.hold_up()
@@ -103,7 +104,7 @@ def test_a_request_waits_for_the_checkpoint_in_progress_and_gets_the_next(tmp_pa
         wait_until(lambda: bool((status := said(run.root)) and status.in_progress))
         with ThreadPoolExecutor(3) as askers:
             asked = [askers.submit(tidegate, "checkpoint", "--root", run.root, "--json") for _ in range(2)]
-            full = askers.submit(ask_for_checkpoint, *place(run.root), 60, TakeCheckpoint(full=True))
+            full = askers.submit(ask_for_checkpoint, place(run.root), 60, TakeCheckpoint(full=True))
             wait_until(lambda: len(requests(run.root)) == 3)
             progress = json.loads(tidegate("status", "--root", run.root, "--json").stdout)["run"]["in_progress"]
             assert [each["checkpoint"] for each in progress] == ["ckpt-000001"]
@@ -138,7 +139,7 @@ def test_a_checkpoint_that_is_being_prepared_is_cancelled_and_whoever_asked_for_
         run.hold_up()
         asked = askers.submit(tidegate, "checkpoint", "--root", run.root)
         wait_until(lambda: bool(run.pipeline.generation.coordinator.active))
-        both = [askers.submit(ask_to_cancel, *place(run.root), 60) for _ in range(2)]
+        both = [askers.submit(ask_to_cancel, place(run.root), 60) for _ in range(2)]
         # Both are told the same, or the second one finds none in progress any more.
         assert {each.checkpoint for cancel in both for each in cancel.result().checkpoints} == {"ckpt-000001"}
         told = asked.result()
@@ -147,7 +148,7 @@ def test_a_checkpoint_that_is_being_prepared_is_cancelled_and_whoever_asked_for_
         wait_until(lambda: bool((status := said(run.root)) and status.checkpoints))
         assert "aborted: cancelled by the user" in tidegate("status", "--root", run.root).stdout
         run.let_go()
-        assert ask_for_checkpoint(*place(run.root), 60).checkpoint == "ckpt-000002", "the run goes on"
+        assert ask_for_checkpoint(place(run.root), 60).checkpoint == "ckpt-000002", "the run goes on"
 
 
 def test_where_none_is_in_progress_none_is_cancelled(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_where_none_is_in_progress_none_is_cancelled(tmp_path: Path) -> None:
         assert [(each.checkpoint, each.state) for each in found.checkpoints] == [("ckpt-000001", "aborted")]
         for _ in range(4):  # as often as one likes: that is no failure of the pipeline
             run.in_its_thread(run.pipeline.generation.trigger)
-            assert len(ask_to_cancel(*place(run.root), 60).checkpoints) == 1
+            assert len(ask_to_cancel(place(run.root), 60).checkpoints) == 1
 
 
 def test_what_is_being_decided_cannot_be_cancelled_any_more(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_a_run_that_is_told_to_stop_takes_a_last_checkpoint_and_is_waited_for(tm
             told = tidegate("stop", "--root", run.root, "--no-wait")
             assert (told.returncode, told.stdout) == (0, "pipeline flat is stopping, after a last checkpoint\n")
             # It is stopping already: both that ask now wait for the same end.
-            asked = askers.submit(ask_to_stop, *place(run.root), 60)
+            asked = askers.submit(ask_to_stop, place(run.root), 60)
             by_command = askers.submit(tidegate, "stop", "--root", run.root, "--json")
             wait_until(lambda: len(requests(run.root)) == 4)
             wait_until(lambda: bool((status := said(run.root)) and status.in_progress))
@@ -214,7 +215,7 @@ def test_a_run_that_fails_before_its_last_checkpoint_is_complete_fails_whoever_s
     def run_until_it_fails() -> None:
         with live_run(tmp_path) as run:
             run.hold_up()
-            asked.append(askers.submit(ask_to_stop, *place(run.root), 60))
+            asked.append(askers.submit(ask_to_stop, place(run.root), 60))
             wait_until(lambda: run.is_told_to_stop.is_set() and len(requests(run.root)) == 2)
             raise ValueError("it can no more")
 
@@ -230,7 +231,7 @@ def test_a_run_that_is_killed_while_it_stops_fails_whoever_stops_it(tmp_path: Pa
     root = make_root(tmp_path, checkpoints=1)
     with ThreadPoolExecutor(1) as asker:
         with RootLock(root / "lock"):
-            asked = asker.submit(ask_to_stop, *place(root), 60)
+            asked = asker.submit(ask_to_stop, place(root), 60)
             wait_until(lambda: len(requests(root)) == 1)
             (name,) = requests(root)
             heard = f"{RootPaths.REQUESTS}/{name.removesuffix('.request')}.answer"
@@ -245,7 +246,7 @@ def test_a_run_that_ends_by_itself_while_it_is_asked_has_been_stopped(tmp_path: 
         with RootLock(root / "lock") as lock:
             with Remote(Folder(root), "flat", lock) as remote:
                 remote.ended_because = "all its input is consumed"
-            asked = asker.submit(ask_to_stop, *place(root), 60)  # too late for the run to hear
+            asked = asker.submit(ask_to_stop, place(root), 60)  # too late for the run to hear
             wait_until(lambda: len(requests(root)) == 1)
         assert asked.result() == "all its input is consumed"
 
@@ -271,8 +272,8 @@ def test_a_run_that_is_starting_hears_at_once_and_does_it_when_it_can(tmp_path: 
         Remote(Folder(root), "flat", lock, lambda _: told.set()) as remote,
     ):
         remote.begin(StartingStep(step="starting_spark", since=now()))
-        asked = asker.submit(ask_for_checkpoint, *place(root), 60)
-        assert ask_to_stop(*place(root), 60, is_awaited=False) is None
+        asked = asker.submit(ask_for_checkpoint, place(root), 60)
+        assert ask_to_stop(place(root), 60, is_awaited=False) is None
         assert told.is_set()
         assert not asked.done()
         with played(tmp_path / "started") as pipeline:
@@ -298,7 +299,7 @@ def test_a_request_that_a_starting_run_removes_is_made_again(tmp_path: Path) -> 
     with live_run(tmp_path) as run:
         run.stop()
         with ThreadPoolExecutor(1) as asker:
-            asked = asker.submit(ask_for_checkpoint, *place(run.root), 60)
+            asked = asker.submit(ask_for_checkpoint, place(run.root), 60)
             wait_until(lambda: bool(requests(run.root)))
             with RootLock(tmp_path / "another") as lock, Remote(Folder(run.root), "flat", lock) as remote:
                 again = LiveRun(run.pipeline, remote)
@@ -310,7 +311,7 @@ def test_a_request_that_a_starting_run_removes_is_made_again(tmp_path: Path) -> 
 def test_a_request_that_a_run_died_upon_is_not_made_to_the_next_one(tmp_path: Path) -> None:
     root = make_root(tmp_path, checkpoints=1)
     with RootLock(root / "lock"), ThreadPoolExecutor(1) as asker:
-        asked = asker.submit(ask_to_stop, *place(root), 60)
+        asked = asker.submit(ask_to_stop, place(root), 60)
         wait_until(lambda: bool(requests(root)))
         (root / "lock").write_text("1", encoding="utf-8")  # another process has taken it meanwhile
         Folder(root).delete([f"{RootPaths.REQUESTS}/{name}" for name in requests(root)])
@@ -322,7 +323,7 @@ def test_a_request_that_a_run_died_upon_is_not_made_to_the_next_one(tmp_path: Pa
 def test_a_checkpoint_that_a_generation_died_upon_is_not_taken_in_the_next_one(tmp_path: Path) -> None:
     with live_run(tmp_path) as run, ThreadPoolExecutor(1) as asker:
         run.hold_up()
-        asked = asker.submit(ask_for_checkpoint, *place(run.root), 60)
+        asked = asker.submit(ask_for_checkpoint, place(run.root), 60)
         generation = run.pipeline.generation
         wait_until(lambda: bool(generation.coordinator.active))
         run.in_its_thread(lambda: setattr(generation, "generation", generation.generation + 1))
@@ -334,7 +335,7 @@ def test_a_run_that_ends_while_it_is_asked_answers_first(tmp_path: Path) -> None
     with ThreadPoolExecutor(1) as asker:
         with live_run(tmp_path) as run:
             run.hold_up()
-            asked = asker.submit(ask_for_checkpoint, *place(run.root), 60)
+            asked = asker.submit(ask_for_checkpoint, place(run.root), 60)
             wait_until(lambda: bool(run.pipeline.generation.coordinator.active))
         with pytest.raises(RequestFailed, match="the run has ended"):
             asked.result()
@@ -344,7 +345,7 @@ def test_a_run_that_is_killed_while_it_is_asked_is_noticed(tmp_path: Path) -> No
     root = make_root(tmp_path, checkpoints=1)
     with ThreadPoolExecutor(1) as asker:
         with RootLock(root / "lock"):
-            asked = asker.submit(ask_for_checkpoint, *place(root), 60)
+            asked = asker.submit(ask_for_checkpoint, place(root), 60)
             wait_until(lambda: bool(requests(root)))
         with pytest.raises(NotRunning, match="ended before"):
             asked.result()
@@ -425,8 +426,8 @@ def test_a_run_that_has_ended_without_what_was_asked_has_not_ended_well(tmp_path
     root = make_root(tmp_path, checkpoints=1)
     with ThreadPoolExecutor(3) as askers:
         with RootLock(root / "lock") as lock, Remote(Folder(root), "flat", lock) as remote:
-            drained = askers.submit(ask_to_stop, *place(root), 60, StopRun(drain=True))
-            full = askers.submit(ask_to_stop, *place(root), 60, StopRun(drain=True, full=True))
+            drained = askers.submit(ask_to_stop, place(root), 60, StopRun(drain=True))
+            full = askers.submit(ask_to_stop, place(root), 60, StopRun(drain=True, full=True))
             wait_until(lambda: len(requests(root)) == 4)
             remote.ended_because, remote.ended_as = "it was told to stop", StopRun(drain=True)
         assert drained.result() == "it was told to stop"

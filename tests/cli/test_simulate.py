@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.harness import tidegate
 from tidegate.cli.app import app
-from tidegate.cli.simulate import Tally, run_chunk
+from tidegate.cli.simulate import Depth, Tally, run_chunk
 from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import InvariantViolation
 from tidegate.protocol.aligner import Aligner
@@ -71,9 +71,11 @@ def test_so_is_one_that_is_broken_where_all_of_it_runs(monkeypatch: pytest.Monke
         raise RuntimeError("broken on purpose")  # no error of ours, with which a run would start again
 
     monkeypatch.setattr(RunningStage, "poll", broken)
-    (failure,) = run_chunk(5, 1, whole=True).failures
+    (failure,) = run_chunk(5, 1, depth=Depth.WHOLE).failures
     assert failure.replay == "tidegate simulate --whole --seed 5"
     assert "broken on purpose" in failure.failure
+    (failure,) = run_chunk(5, 1, depth=Depth.TOGETHER).failures
+    assert failure.replay == "tidegate simulate --together --seed 5"
 
 
 def test_a_failure_with_brackets_is_shown_as_it_is(

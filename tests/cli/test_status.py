@@ -43,6 +43,7 @@ from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.messages import Barrier
 from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Pace
 
 # -- a run that is alive ----------------------------------------------------------------------------
 
@@ -71,6 +72,9 @@ def test_a_live_run_shows_its_stages_and_its_last_checkpoints(tmp_path: Path) ->
             "no_batch": None,
             "has_event_time": False,
             "chained_into": None,
+            "held": [],
+            "batches": 0,  # the played Spark has a clock of its own
+            "batches_ms": 0,
         }
         assert [each["checkpoint"] for each in found["run"]["checkpoints"]] == ["ckpt-000001"]
 
@@ -290,7 +294,7 @@ def test_a_lock_that_cannot_be_taken_later_does_not_fail_the_run(
         paths = pipeline.root.paths
         with speaking(paths.root) as remote:
             monkeypatch.setattr(RootLock, "take_if_free", refuse)
-            monkeypatch.setattr("tidegate.engine.control._WRITE_EVERY_MS", 0)
+            monkeypatch.setattr(remote._desk, "_pace", Pace(say_every_ms=0))
             assert remote.update(pipeline.generation).state == "running"
 
 

@@ -20,6 +20,7 @@ from tidegate.cli.answers import ChangedEvent
 from tidegate.cli.view import JsonView, LiveView, LogView, _Start
 from tidegate.engine.status import (
     DueCheckpoint,
+    HeldInput,
     NoBatch,
     Observer,
     RunStatus,
@@ -140,6 +141,39 @@ def test_every_view_tells_who_is_held_back_by_whom(capsys: pytest.CaptureFixture
         assert said.err.count(line) == 1, "told, and not with every look"
     stages = json.loads(said.out.splitlines()[-1])["stages"]
     assert [stages[name]["held_back_by"] for name in stages] == ["revenue", "its table"]
+
+
+def held() -> RunStatus:
+    clicks, late = HeldInput("clicks", "impressions", 721_000), HeldInput("late", "impressions", None)
+    stages = {
+        "clicks": StageStatus("source", 41, 82_000, 0.0, None, None),
+        "pairs": StageStatus("stage", 3, 3_000, 99.0, 800, None, held=(clicks, late)),
+    }
+    return msgspec.structs.replace(running(1), stages=stages)
+
+
+def test_every_view_tells_which_input_is_held_and_how_far_it_is_ahead_of_which(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shown = io.StringIO()
+    with LiveView(Console(file=shown, force_terminal=True, width=120)) as live:
+        live.update(held())
+    with LogView() as log:
+        for _ in range(3):
+            log.update(held())
+    JsonView().update(held())
+    said = capsys.readouterr()
+    for line in (
+        "clicks is held at pairs: it is 12 min 1 s ahead of impressions",
+        "late is held at pairs: it is ahead of impressions, which has no watermark yet",
+    ):
+        assert line in shown.getvalue()
+        assert said.err.count(line) == 1, "told, and not with every look"
+    stages = json.loads(said.out.splitlines()[-1])["stages"]
+    assert stages["pairs"]["held"] == [
+        {"input": "clicks", "ahead_of": "impressions", "by_ms": 721_000},
+        {"input": "late", "ahead_of": "impressions", "by_ms": None},
+    ]
 
 
 def waiting() -> RunStatus:

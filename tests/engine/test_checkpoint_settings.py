@@ -20,6 +20,7 @@ from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 
 
 def ended(root: Path) -> tuple[CheckpointStatus, ...]:
@@ -64,14 +65,14 @@ def test_with_full_snapshots_every_checkpoint_stores_all_anew(tmp_path: Path) ->
 
 def test_two_checkpoints_may_be_in_progress_at_once_and_are_completed_in_order(tmp_path: Path) -> None:
     with live_run(tmp_path, config=msgspec.structs.replace(ON_DEMAND, max_concurrent=2)) as run:
-        paths, files = RootPaths(run.root), Folder(run.root)
+        place, files = as_given(run.root), Folder(run.root)
         run.hold_up()
         with ThreadPoolExecutor(3) as askers:
-            first = askers.submit(ask_for_checkpoint, paths, files, 60)
+            first = askers.submit(ask_for_checkpoint, place, 60)
             wait_until(lambda: in_progress(run.root) == ["ckpt-000001"])
-            second = askers.submit(ask_for_checkpoint, paths, files, 60, TakeCheckpoint(full=True))
+            second = askers.submit(ask_for_checkpoint, place, 60, TakeCheckpoint(full=True))
             wait_until(lambda: in_progress(run.root) == ["ckpt-000001", "ckpt-000002"])
-            third = askers.submit(ask_for_checkpoint, paths, files, 60)
+            third = askers.submit(ask_for_checkpoint, place, 60)
             wait_until(lambda: len(files.names_in(RootPaths.REQUESTS)) == 3)
             assert in_progress(run.root) == ["ckpt-000001", "ckpt-000002"], "a third one waits"
             run.let_go()
@@ -87,10 +88,10 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_the_next_one_is_another
 ) -> None:
     config = msgspec.structs.replace(ON_DEMAND, timeout_ms=1_000, tolerable_failures=1_000)
     with live_run(tmp_path, config=config) as run:
-        paths, files = RootPaths(run.root), Folder(run.root)
+        place = as_given(run.root)
         run.hold_up()
         with pytest.raises(RequestFailed, match=r"ckpt-000001 was aborted: timed out: no report from .*table; the run"):
-            ask_for_checkpoint(paths, files, 60)
+            ask_for_checkpoint(place, 60)
         assert "ckpt-000001 aborted: timed out (no report from " in caplog.text
         wait_until(lambda: len(ended(run.root)) == 1)
         (aborted,) = ended(run.root)
@@ -100,7 +101,7 @@ def test_a_checkpoint_that_takes_too_long_is_aborted_and_the_next_one_is_another
         taken = None
         while taken is None:  # a machine that is busy may need more than one
             try:
-                taken = ask_for_checkpoint(paths, files, 60)
+                taken = ask_for_checkpoint(place, 60)
             except RequestFailed:
                 continue
         assert (taken.attempt or 0) >= 2
@@ -142,7 +143,7 @@ def test_a_stage_that_aligns_for_too_long_captures_what_is_in_flight(tmp_path: P
     alignment = AlignmentConfig(unaligned="on_timeout", timeout_ms=100)
     with live_run(tmp_path, config=msgspec.structs.replace(ON_DEMAND, alignment=alignment)) as run:
         segment = run.hold_up()
-        taken = ask_for_checkpoint(RootPaths(run.root), Folder(run.root), 60)
+        taken = ask_for_checkpoint(as_given(run.root), 60)
         assert taken.aligned is False
         assert (taken.alignment_ms or 0) >= 100
         assert taken.stages["middle"].in_flight_bytes == taken.in_flight_bytes
@@ -157,4 +158,4 @@ def test_a_stage_that_aligns_for_too_long_captures_what_is_in_flight(tmp_path: P
         assert Path(in_flight.files[0].path).name == segment.name
         run.let_go()
         wait_until(lambda: (table := stages(run.root).get("table")) is not None and table.batch == 1)
-        assert ask_for_checkpoint(RootPaths(run.root), Folder(run.root), 60).aligned, "which need not wait"
+        assert ask_for_checkpoint(as_given(run.root), 60).aligned, "which need not wait"

@@ -33,16 +33,30 @@ GIVEN: dict[str, Any] = {
     "checkpoint": tg.CheckpointConfig(interval_ms=9),
     "max_backlog": "10MB",
     "max_backlog_segments": 11,
+    "max_watermark_drift": "16m",
     "commit_timeout": "12s",
     "available_now": True,
     "up_to": "/other@ckpt-000042",
     "take_over": True,
+    "work": "/work",
     "restarts": 13,
     "restart_pause": "14s",
     "chain": False,
+    "history_age": "2d",
+    "history_count": 77,
     "fsync": False,
     "rename": {"before": "middle"},
     "allow_dropped_state": ["gone"],
+    "instance": "left",
+    "stages": ["middle", "shown"],
+    "instances": 3,
+    "coordination": "zk://127.0.0.1:1/x",
+    "grace": "16s",
+    "lease": "17s",
+    "metrics_port": 9464,
+    "metrics_host": "0.0.0.0",
+    "traces": "http://127.0.0.1:4318",
+    "master": "spark://head:7077",
     "conf": {"spark.x": "15"},
 }
 ON_TIMEOUT = tg.AlignmentConfig(unaligned="on_timeout", timeout_ms=30_000)
@@ -68,6 +82,27 @@ def flat(*, has_stage: bool = True) -> tg.Pipeline:
     @pipeline.sink(tg.Console(), inputs=["middle" if has_stage else "rows"])
     def shown(read: Any) -> Any:
         return read
+
+    return pipeline
+
+
+def meeting() -> tg.Pipeline:
+    """Two sources that meet in a sink, one of them after a stage."""
+    pipeline = tg.Pipeline("meeting")
+
+    @pipeline.source
+    def a() -> None: ...
+
+    @pipeline.source
+    def b() -> None: ...
+
+    @pipeline.stage
+    def middle(a: Any) -> Any:
+        return a
+
+    @pipeline.sink(tg.Console())
+    def shown(middle: Any, b: Any) -> Any:
+        return middle.union(b)
 
     return pipeline
 
@@ -99,7 +134,7 @@ def test_the_options_of_the_command_are_those_of_a_run_but_for_the_config_that_h
     assert list(found) == [name for name in RunOptions.__struct_fields__ if name != "checkpoint"]
     hints, wanted = get_type_hints(run_command), get_type_hints(RunOptions)
     for name, each in found.items():
-        if name in ("conf", "rename"):  # KEY=VALUE, repeated
+        if name in ("conf", "rename", "stages"):  # KEY=VALUE, repeated; A,B
             continue
         assert each.default == getattr(DEFAULTS, name), name
         assert hints[name] == (str | None if name == "retain" else wanted[name]), name
@@ -126,7 +161,7 @@ def test_an_option_of_the_command_reaches_the_run(monkeypatch: pytest.MonkeyPatc
         if value is True:
             arguments.append(option)
         elif name not in ("fsync", "chain", "conf", "rename", "allow_dropped_state"):
-            arguments += [option, str(value)]
+            arguments += [option, ",".join(value) if name == "stages" else str(value)]
     done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert {name: value for name, value in reached.items() if name not in ("view", "on_step")} == given
@@ -134,7 +169,9 @@ def test_an_option_of_the_command_reaches_the_run(monkeypatch: pytest.MonkeyPatc
 
 def test_what_holds_by_default_is_what_options_say_it_is() -> None:
     said: dict[str, Any] = {name: default_of(name) for name in GIVEN if getattr(DEFAULTS, name) is None}
-    assert said.pop("unaligned_after") == ""
+    without = ("unaligned_after", "max_watermark_drift", "instance", "coordination", "metrics_port", "traces", "master")
+    for name in without:
+        assert said.pop(name) == ""
     said |= {name: int(said[name]) for name in ("tolerable_failures", "max_concurrent")}
     assert settings_of({**said, "max_inflight": None}).config() == DEFAULTS.config() == tg.CheckpointConfig()
     in_flight = RunOptions(unaligned_after="1s", max_inflight=said["max_inflight"]).config().alignment
@@ -197,6 +234,10 @@ def test_what_is_given_takes_the_place_of_what_the_config_says_and_leaves_the_re
         ),
         ({"available_now": True, "up_to": "other"}, "available_now is given, which has no effect: the run reads up to"),
         ({"restarts": 0, "restart_pause": "5s"}, "restart_pause is 5s, which has no effect: restarts is 0"),
+        ({"grace": "5s"}, "grace is given, which has no effect: it is for instances; name this one with instance"),
+        ({"instances": 3}, "instances is given, which has no effect: it is for instances"),
+        ({"stages": ["middle"]}, "stages is given, which has no effect: it is for instances"),
+        ({"metrics_host": "::"}, "metrics_host is ::, which has no effect: no metrics_port is given; give one"),
     ],
 )
 def test_an_option_without_an_effect_is_refused_before_anything_is_changed(
@@ -214,6 +255,22 @@ def test_falling_back_is_refused_where_no_stage_could(tmp_path: Path) -> None:
         run_pipeline(flat(has_stage=False), tmp_path / "root", NOWHERE, unaligned_after="1s")
     assert list(tmp_path.iterdir()) == []
     settings_of({"unaligned_after": "1s"}).check_effect_on(flat().validated())
+
+
+def test_a_drift_is_refused_where_nothing_could_have_one(tmp_path: Path) -> None:
+    said = "max_watermark_drift is 10m, which has no effect: no stage of the pipeline has several inputs; leave it out"
+    with pytest.raises(InvalidConfig, match=said):
+        run_pipeline(flat(), tmp_path / "root", NOWHERE, max_watermark_drift="10m")
+    assert list(tmp_path.iterdir()) == []
+    stages, given = meeting().validated(), settings_of({"max_watermark_drift": "10m"})
+    given.check_effect_on(stages)
+    on_one_way: list[tuple[str, ...]] = [(), ("a",), ("a", "middle", "shown")]
+    for own_time in on_one_way:
+        with pytest.raises(InvalidConfig, match="no stage has several inputs with event time; call withWatermark in"):
+            given.check_effect_on_time(stages, own_time)
+        settings_of({}).check_effect_on_time(stages, own_time)
+    for own_time in [("a", "b"), ("middle", "b")]:
+        given.check_effect_on_time(stages, own_time)
 
 
 @pytest.mark.parametrize(
@@ -254,12 +311,29 @@ def test_what_has_an_effect_is_not_refused(options: dict[str, Any]) -> None:
         ({"min_pause": "soon"}, "min_pause is 'soon'"),
         ({"checkpoint_timeout": "0s"}, "checkpoint_timeout is '0s'; it must be at least 1ms, such as 10m"),
         ({"commit_timeout": "0s"}, "commit_timeout is '0s'; it must be at least 1ms, such as 10m"),
+        ({"max_watermark_drift": "0s"}, "max_watermark_drift is '0s'; it must be at least 1ms, such as 10m"),
         ({"max_inflight": "much"}, "max_inflight is 'much'"),
+        ({"instance": "a/b"}, "instance is 'a/b'; it is a name of letters, digits, - and _"),
+        ({"instance": "a", "lease": "0s"}, "lease is '0s'; it must be at least 1ms, such as 10s"),
+        ({"instance": "a", "up_to": "other"}, "up_to is for a run alone"),
+        ({"instance": "a", "instances": 0}, "instances is 0; it must be at least 1"),
+        ({"instance": "a", "coordination": "etcd://user:secret@host"}, "that is no address of what driver processes"),
+        ({"instance": "a", "coordination": "zk://user:secret@"}, "the address of ZooKeeper has no servers"),
         ({"tolerable_failures": -1}, "tolerable_failures is -1; it must be at least 0"),
         ({"max_concurrent": 0}, "max_concurrent is 0; it must be at least 1"),
+        ({"metrics_port": 65_536}, "metrics_port is 65536; a port is between 0 and 65535"),
+        ({"traces": "localhost?key=secret"}, "traces is not the address of a collector"),
+        ({"traces": "http://user:secret@localhost"}, "traces holds a name or a password"),
     ],
 )
 def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidConfig) as refused:
         settings_of(options)
     assert str(refused.value).startswith(said)
+    assert "secret" not in str(refused.value)
+
+
+def test_an_instance_asks_only_for_stages_that_there_are() -> None:
+    settings = settings_of({"instance": "a", "stages": ["middle", "gone"]})
+    with pytest.raises(InvalidConfig, match="stages is 'gone'; the pipeline has rows, middle, shown"):
+        settings.check_effect_on(flat().validated())

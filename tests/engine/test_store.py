@@ -116,7 +116,7 @@ def test_batches_and_barriers_flow_while_the_store_is_slow_with_a_checkpoint(tmp
         store.may_store.set()
         flow_until(pipeline, store, lambda: generation.is_settled)
         assert generation.completed(checkpoint_id)
-        assert store.called.keys() >= {"write", "create", "read", "list", "keep", "sync", "delete"}
+        assert store.called.keys() >= {"write", "create", "read_all", "list", "hold", "sync", "delete"}
         shown = pipeline.newest().stages["table"].cut
         assert shown is not None
         assert pipeline.table.batches == list(range(shown + 1))

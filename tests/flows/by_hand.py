@@ -55,7 +55,7 @@ OnFailed = Callable[[TidegateError], None]
 class ByHand:
     """The host of any flow: it keeps what is asked for, until the test answers it, and all that it is told."""
 
-    incarnation = 0
+    incarnation = "0"
 
     def __init__(self) -> None:
         self.now_ms = 0
@@ -201,7 +201,7 @@ class Heard:
 def running_member(host: ByHand, *stages: StageCheckpoints) -> Member:
     """One that runs these stages in generation 1."""
     member = Member(host, "member")
-    order = StartOrder(1, 0, "leader", tuple(each.name for each in stages), None, 0)
+    order = StartOrder(1, "0", "leader", tuple(each.name for each in stages), None, 0)
     member.on_start(order)
     host.answer(RunStages, {each.name: each for each in stages})
     return member
@@ -221,7 +221,7 @@ class Led:
             opened,
             ("source", "sink"),
             ("sink",),
-            {"member": Assignment(0, ("source", "sink"))},
+            {"member": Assignment("0", ("source", "sink"))},
             config,
             reports,
             PATIENCE,

@@ -25,14 +25,14 @@ def report(name: str, watermark_ms: int | None = None) -> StageReport:
 
 
 class TestStarting:
-    def order(self, generation: int, incarnation: int = 0) -> StartOrder:
+    def order(self, generation: int, incarnation: str = "0") -> StartOrder:
         return StartOrder(generation, incarnation, "leader", ("stage",), None, 0)
 
     def test_an_order_of_an_older_generation_or_for_a_process_that_died_is_not_obeyed(self) -> None:
         host = ByHand()
         member = running_member(host, stage(host))
         member.on_start(self.order(1))
-        member.on_start(self.order(2, incarnation=1))
+        member.on_start(self.order(2, incarnation="1"))
         assert host.is_idle
         assert member.generation == 1
 
@@ -131,7 +131,7 @@ class TestAnswering:
     def test_a_failure_is_over_with_its_generation(self) -> None:
         host, member, _, _ = self.two()
         member.on_failed(StageFailed("left", "its query died"))
-        member.on_start(StartOrder(2, 0, "leader", ("left",), None, 0))
+        member.on_start(StartOrder(2, "0", "leader", ("left",), None, 0))
         host.sent.clear()
         member.on_time()
         assert not host.sent

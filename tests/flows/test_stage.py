@@ -6,6 +6,8 @@ from tests.flows.by_hand import PATIENCE, ByHand, Heard, Query, stage
 from tests.mutants import flow_properties
 from tidegate.errors import ConflictingRows, DamagedCheckpoint, StageFailed
 from tidegate.flows.requests import CheckSealed, Sleep, Stored, StoreSnapshot
+from tidegate.flows.stage import StageCheckpoints, StartsAt
+from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.messages import Barrier, Flag
 
 FIRST, SECOND = Barrier(1, 1), Barrier(2, 2)
@@ -121,3 +123,18 @@ def test_an_aligned_stage_is_cut_when_the_last_barrier_has_come_and_all_is_consu
     reader.on_committed(0, {"left": 1})
     assert query.barriers == [FIRST]
     assert set(query.opened) == {"left", "right"}
+
+
+def test_a_barrier_that_comes_late_to_what_was_declined_changes_nothing() -> None:
+    host = ByHand()
+    config = CheckpointConfig(alignment=AlignmentConfig(unaligned="always"))
+    join = StageCheckpoints("join", ("left", "right"), host, Query(), config, PATIENCE, StartsAt(1), is_sink=False)
+    heard = Heard(join)
+    unaligned = Barrier(1, 1, flags=Flag.UNALIGNED)
+    join.on_barrier("left", unaligned)
+    assert join.has_cut(1)
+    host.fail(StoreSnapshot, DamagedCheckpoint("batch 3 is gone"))
+    join.on_barrier("right", unaligned)  # before whoever leads elsewhere has aborted it
+    join.on_aborted(unaligned)
+    assert [checkpoint_id for checkpoint_id, _ in heard.declined] == [1]
+    assert not heard.reports

@@ -19,6 +19,7 @@ from tidegate.engine.status_files import read_status
 from tidegate.errors import NotRunning, RequestFailed
 from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 
 
 @contextmanager
@@ -79,7 +80,7 @@ def a_request_that_is_older_than_the_run_is_not_for_it() -> None:
 def a_request_is_not_made_again_to_another_run() -> None:
     with _root() as (files, _):
         paths = RootPaths(Path(files.location()))
-        with Asked(paths, files, StopRun(), "stop", 0.2) as asked:
+        with Asked(as_given(paths.root), StopRun(), "stop", 0.2) as asked:
             paths.lock.write_text("1", encoding="utf-8")  # another process holds it now
             with suppress(NotRunning, RequestFailed):
                 asked.answer()

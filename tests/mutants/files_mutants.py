@@ -84,8 +84,8 @@ FILES_DEFECTS: Final = (
         rewrite(
             Edit(
                 Folder.copy,
-                "shutil.copyfile(source._path(source_name), hidden)",
-                "os.link(source._path(source_name), hidden)",
+                "shutil.copyfile(found._path(source_name), hidden)",
+                "os.link(found._path(source_name), hidden)",
             )
         ),
         passes(FilesConformance.test_a_copy_shares_nothing_with_what_it_was_made_of),

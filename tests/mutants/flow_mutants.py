@@ -52,7 +52,7 @@ FLOW_DEFECTS: Final = (
                 "log = DecisionLog.from_records([*log, proposed]) if found is None else found",
             ),
         ),
-        Simulated("MonotoneIds", 120, scenarios.leaders_asleep),
+        Simulated("Protocol", 20, scenarios.leaders_asleep),
     ),
     Mutant(
         "a_claim_without_answer_is_lost",
@@ -253,7 +253,7 @@ FLOW_DEFECTS: Final = (
         Section.OWN,
         "a process that has crashed runs the same stages a second time in one generation",
         rewrite(Edit(Member.on_start, "or order.incarnation != self._host.incarnation", "")),
-        Simulated("Protocol", 80, scenarios.crashes_unnoticed),
+        Simulated("RunOnce", 10, scenarios.crashes_unnoticed),
     ),
     Mutant(
         "a_member_that_failed_says_nothing",
@@ -462,7 +462,7 @@ FLOW_DEFECTS: Final = (
         Section.OWN,
         "a run refuses a root because of what another one has begun to write there meanwhile",
         rewrite(Edit(Opening._has_leftovers, "log = await self.store.insist(ReadLog())", "return True")),
-        Simulated("NoCheckpointLost", 40, scenarios.opened_at_once),
+        Simulated("NoCheckpointLost", 120, scenarios.opened_at_once),
     ),
     Mutant(
         "falling_back_without_a_fence",

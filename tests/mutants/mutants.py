@@ -106,7 +106,7 @@ ALIGNER: Final = (
             ),
             Edit(Aligner.on_committed, "not source.position <= position <= source.last_sequence", "False"),
         ),
-        Simulated("RowsInOrder", 40, scenarios.many_unaligned),
+        Simulated("RowsInOrder", 100, scenarios.many_unaligned),
     ),
     Mutant(
         "rows_are_sorted_by_timestamp",
@@ -246,10 +246,10 @@ COORDINATOR: Final = (
         rewrite(
             Edit(
                 Leader._remove_unneeded,
-                "references: dict",
+                "records = {",
                 "failed = sum(each.abort_reason is not None for each in self.coordinator.history)\n"
                 "retained = retained[failed:]\n"
-                "references: dict",
+                "records = {",
             )
         ),
         Simulated("NothingNeededDeleted", 20),

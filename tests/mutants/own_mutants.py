@@ -67,7 +67,7 @@ OWN_DEFECTS: Final = (
         rewrite(
             Edit(
                 Snapshotter._copy,
-                "if checksum(self._root, target) == (file.size_bytes, file.sha256):",
+                "if found is not None and is_same(found, file.size_bytes, file.sha256):",
                 "if True:",
             )
         ),
@@ -81,8 +81,8 @@ OWN_DEFECTS: Final = (
         rewrite(
             Edit(
                 Backpressure.on_backlog,
-                "segments * 2 <= bound.max_segments and size_bytes * 2 <= bound.max_bytes",
-                "segments <= bound.max_segments and size_bytes <= bound.max_bytes",
+                "segments * 2 <= max_segments and size_bytes * 2 <= bound.max_bytes",
+                "segments <= max_segments and size_bytes <= bound.max_bytes",
             )
         ),
         played_properties.a_writer_goes_on_only_when_its_readers_are_down_to_half,
@@ -105,7 +105,7 @@ OWN_DEFECTS: Final = (
         "a_late_table_holds_nothing_back_while_a_checkpoint_is_stored",
         Section.OWN,
         "a sink reads on without bound while its part of a checkpoint waits for its table",
-        rewrite(Edit(Generation._look_at_tables, "not stage.checkpoints.has_cut(each.checkpoint_id)", "True")),
+        rewrite(Edit(Generation._look_at_tables, "not stage.checkpoints.has_cut(each)", "True")),
         played_properties.a_sink_whose_table_is_late_waits_behind_a_barrier,
     ),
     Mutant(
@@ -310,7 +310,7 @@ OWN_DEFECTS: Final = (
         "a_batch_reads_several_segments_where_order_matters",
         Section.OWN,
         "rows of several segments meet in one batch, and of a key any one of them stays in the table",
-        rewrite(Edit(Gate.flush, "self._window - len", "WINDOW - len")),
+        rewrite(Edit(Gate.flush, "min(self.room, len", "min(WINDOW, len")),
         properties.a_batch_that_must_keep_order_sees_one_segment,
     ),
     Mutant(
@@ -429,7 +429,7 @@ OWN_DEFECTS: Final = (
         Section.OWN,
         "files are deleted by their age alone, though a retained checkpoint is read by them",
         rewrite(
-            Edit(Keeper._vacuum, "versions_of(self._sink.path, self._place.stage, retained(), self._place.root)", "[]")
+            Edit(Keeper._vacuum, "versions_of(self._sink.home, self._place.stage, retained(), self._place.root)", "[]")
         ),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
@@ -451,7 +451,7 @@ OWN_DEFECTS: Final = (
         "upkeep_unlinks_what_seems_to_have_failed",
         Section.OWN,
         "a transaction is made and its answer lost, and the files that it has added are deleted",
-        rewrite(Edit(Keeper._unlink, "if path not in shown:", "if True:")),
+        rewrite(Edit(Keeper._unlink, "if name not in shown)", "if True)")),
         table_properties.upkeep_shows_the_same_at_every_retained_checkpoint,
     ),
     # -- sources

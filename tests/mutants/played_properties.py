@@ -17,7 +17,7 @@ from tests.mutants.properties import refused
 from tests.spark.played import PlayedPipeline, Queries, played
 from tests.storage.test_manifest import naming
 from tidegate.engine.options import Bounds
-from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of
+from tidegate.engine.status import CheckpointStatus, Observer, status_in, status_of, with_course
 from tidegate.engine.tables import goes_on_from_rows, with_staged_in
 from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.protocol.aligner import CutCause
@@ -286,7 +286,9 @@ def a_checkpoint_is_told_as_its_manifest_has_it() -> None:
         pipeline.checkpoint()
         generation = pipeline.generation
         manifest = next(retained_manifests(pipeline.root.store, pipeline.root.decisions.read()))
-        assert status_of(generation, generation.coordinator.history[0]) == status_in(manifest)
+        told = status_of(generation, generation.coordinator.history[0])
+        assert told == with_course(status_in(manifest), told)
+        assert None not in (told.begun_ms, told.prepared_ms, told.decided_ms, told.shown_ms, told.waited_for)
 
 
 def an_aborted_checkpoint_tells_how_far_each_stage_had_come() -> None:
@@ -399,7 +401,7 @@ def why_a_stage_was_cut_unaligned_is_told_by_its_manifest() -> None:
             assert manifest.in_flight_bytes == path.stat().st_size
             assert status_in(manifest).alignment == said
             told = status_of(pipeline.generation, pipeline.generation.coordinator.history[-1])
-            assert told == status_in(manifest)
+            assert told == with_course(status_in(manifest), told)
 
 
 def that_a_stage_keeps_aligning_over_the_bound_is_told() -> None:

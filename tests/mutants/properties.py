@@ -272,7 +272,7 @@ def the_last_ack_decides_at_once() -> None:
     cluster.start()
     for now_ms in range(1_000):
         cluster.world.run(now_ms)
-        leader = None if cluster._leader is None else cluster._leader.leader
+        leader = None if cluster.leader is None else cluster.leader.leader
         ready = None if leader is None else leader.coordinator.ready_to_decide()
         if leader is not None and ready is not None:
             quorum = leader._quorums[ready.checkpoint_id]

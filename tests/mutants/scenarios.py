@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from tidegate.testing.simulator import Dag, DagBuilder, Mishaps, Scenario, random_scenario
+from tidegate.testing.simulator import Dag, DagBuilder, Mishaps, Scenario, Together, random_scenario
 from tidegate.testing.simulator.world import Faults
+
+AT_ONCE: Final = Together(at_first=1, grace_ms=0)
+PATIENT: Final = {"tolerable_failures": 10**6}
 
 
 def _varied(seed: int, dag: Dag | None = None, *, config: dict[str, Any], **changes: Any) -> Scenario:
@@ -69,7 +72,7 @@ def failing_store(seed: int) -> Scenario:
 
 def many_elections(seed: int) -> Scenario:
     """An old leader goes on deciding and committing while a new one recovers."""
-    return _varied(seed, config={}, mishaps=Mishaps(spurious_elections=20), instances=3)
+    return _varied(seed, config={}, mishaps=Mishaps(spurious_elections=20), instances=3, together=AT_ONCE)
 
 
 def slow_recovery(seed: int) -> Scenario:
@@ -86,8 +89,15 @@ def messages_lost(seed: int) -> Scenario:
 
 def opened_at_once(seed: int) -> Scenario:
     """Many want to open the first generation."""
-    mishaps = Mishaps(spurious_elections=20)
-    return _varied(seed, config={}, mishaps=mishaps, instances=3, faults=Faults(store_is_slow=0.6), fault_phase_ms=400)
+    return _varied(
+        seed,
+        config={},
+        mishaps=Mishaps(spurious_elections=12),
+        instances=3,
+        faults=Faults(store_is_slow=0.4),
+        fault_phase_ms=600,
+        together=AT_ONCE,
+    )
 
 
 def only_checkpoint_damaged(seed: int) -> Scenario:
@@ -124,9 +134,61 @@ def leaders_asleep(seed: int) -> Scenario:
         fault_phase_ms=8_000,
         faults=Faults(store_is_slow=0.04),
         mishaps=Mishaps(spurious_elections=40),
+        together=AT_ONCE,
     )
 
 
 def drained(seed: int) -> Scenario:
     """Somebody stops the pipeline, now and then in vain."""
     return _varied(seed, config={}, mishaps=Mishaps(drains=3))
+
+
+def three_instances(seed: int) -> Scenario:
+    """Three that are there from the start, and lose sight of each other now and then."""
+    faults = Faults(lose_message=0.1, kv_lags=0.2, lose_notice=0.2, repeats=0.2)
+    mishaps = Mishaps(spurious_elections=4, cut_offs=2)
+    return _varied(seed, config={}, instances=3, faults=faults, mishaps=mishaps, together=Together(at_first=3))
+
+
+def leaders_crash(seed: int) -> Scenario:
+    """Processes come and go, and who leads with them."""
+    return _varied(seed, config={}, instances=2, faults=Faults(), mishaps=Mishaps(crashes=6, deaths=1))
+
+
+def members_die(seed: int) -> Scenario:
+    """One of three is gone for good."""
+    together = Together(at_first=3, grace_ms=200)
+    return _varied(seed, config={}, instances=3, faults=Faults(), mishaps=Mishaps(deaths=2), together=together)
+
+
+def members_expire(seed: int) -> Scenario:
+    """Processes are taken for dead that are not. No failure of a checkpoint leads to a restart."""
+    return _varied(seed, config=PATIENT, instances=2, faults=Faults(), mishaps=Mishaps(early_expiries=8))
+
+
+def members_fail(seed: int) -> Scenario:
+    """Queries die in processes that do not lead."""
+    mishaps = Mishaps(dead_queries=6)
+    return _varied(seed, config={}, instances=3, faults=Faults(), mishaps=mishaps, together=Together(at_first=3))
+
+
+def leaders_blink(seed: int) -> Scenario:
+    """Somebody does not see who leads, or the leader a member, for a moment."""
+    together = Together(at_first=3, grace_ms=250)
+    faults = Faults(kv_lags=0.3)
+    return _varied(
+        seed, config={}, instances=3, faults=faults, mishaps=Mishaps(spurious_elections=6, blinks=8), together=together
+    )
+
+
+def writes_late(seed: int) -> Scenario:
+    """What is written takes effect later, or fails, or both. No failure of a checkpoint leads to a restart."""
+    faults = Faults(kv_fails=0.35, kv_lags=0.2)
+    return _varied(seed, config=PATIENT, instances=3, faults=faults, mishaps=Mishaps(), together=Together(at_first=3))
+
+
+def slow_to_hear(seed: int) -> Scenario:
+    """Old leaders go on, and members hear of the new ones late."""
+    faults = Faults(lose_message=0.5, kv_lags=0.3)
+    mishaps = Mishaps(spurious_elections=12)
+    return _varied(seed, config={}, instances=3, faults=faults, mishaps=mishaps, together=Together(at_first=3))

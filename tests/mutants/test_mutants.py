@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.mutants.cluster_mutants import CLUSTER_DEFECTS, MISTAKEN
 from tests.mutants.files_mutants import FILES_DEFECTS
 from tests.mutants.flow_mutants import FLOW_DEFECTS
+from tests.mutants.kv_mutants import KV_DEFECTS
 from tests.mutants.mutants import SEED_DEFECTS
 from tests.mutants.mutation import Edit, Mutant, Property, Section, Simulated, first_seed_caught, rewrite
 from tests.mutants.own_mutants import OWN_DEFECTS
@@ -16,7 +18,7 @@ from tidegate.testing.simulator import Scenario, checkers, random_scenario, simu
 from tidegate.testing.simulator.cluster import Cluster
 from tidegate.testing.simulator.query import SimulatedQuery
 
-MUTANTS = (*SEED_DEFECTS, *FLOW_DEFECTS, *OWN_DEFECTS, *FILES_DEFECTS)
+MUTANTS = (*SEED_DEFECTS, *FLOW_DEFECTS, *OWN_DEFECTS, *FILES_DEFECTS, *KV_DEFECTS, *CLUSTER_DEFECTS)
 BY_SIMULATOR = [mutant.caught_by for mutant in MUTANTS if isinstance(mutant.caught_by, Simulated)]
 BY_PROPERTY = [mutant.caught_by for mutant in MUTANTS if not isinstance(mutant.caught_by, Simulated)]
 
@@ -37,6 +39,18 @@ def test_every_mutant_is_caught(mutant: Mutant) -> None:
         seed = first_seed_caught(expected)
     assert seed is not None, f"{expected.checker} found nothing in {expected.seeds} seeds"
     assert simulate(seed, expected.scenario(seed)).failure is None, f"seed {seed} fails without the mutant"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MISTAKEN, ids=name_of)
+def test_what_an_instance_believes_wrongly_costs_no_row(mutant: Mutant) -> None:
+    """It may cost all progress: the log decides what counts, and no lease does."""
+    by = mutant.caught_by
+    assert isinstance(by, Simulated)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        mutant.put_back(monkeypatch)
+        found = {simulate(seed, by.scenario(seed)).checker for seed in range(by.seeds)}
+    assert found <= {None, "Liveness"}
 
 
 @pytest.mark.parametrize("holds", dict.fromkeys(BY_PROPERTY), ids=name_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.mutants.together_mutants import TOGETHER_DEFECTS
 from tests.mutants.whole_mutants import WHOLE_DEFECTS, WholeMutant
 from tidegate.testing.simulator.whole import simulate_whole
 
@@ -12,6 +13,16 @@ from tidegate.testing.simulator.whole import simulate_whole
 @pytest.mark.soak
 @pytest.mark.parametrize("mutant", WHOLE_DEFECTS, ids=lambda mutant: mutant.name)
 def test_every_whole_mutant_is_caught(mutant: WholeMutant) -> None:
+    check_caught(mutant)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", TOGETHER_DEFECTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_of_instances_is_caught(mutant: WholeMutant) -> None:
+    check_caught(mutant)
+
+
+def check_caught(mutant: WholeMutant) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         mutant.put_back(monkeypatch)
         seeds = range(mutant.seeds)

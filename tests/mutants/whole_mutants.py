@@ -57,6 +57,12 @@ def unaligned(seed: int) -> WholeScenario:
     return msgspec.structs.replace(whole, config=config, rows=rows, crashes=3, requests=6, damages=0)
 
 
+def drifting(seed: int) -> WholeScenario:
+    """Inputs wait for the slowest in event time, and one of them may have nothing to give."""
+    whole = random_whole_scenario(seed)
+    return msgspec.structs.replace(whole, drift_ms=1, max_files=1, crashes=0, kills=0, damages=0)
+
+
 def powerless(seed: int) -> WholeScenario:
     return msgspec.structs.replace(random_whole_scenario(seed), power_losses=4, damages=0)
 
@@ -177,17 +183,23 @@ WHOLE_DEFECTS: Final = (
         rewrite(
             Edit(
                 RunningStage._take_up_batches,
-                "written_bytes = sum(map(self._hand_on, taken))\n        moved, consumed_bytes =",
-                "ahead = self.inputs.moved()\n"
-                "self.checkpoints.on_committed(progress.batch + len(taken), ahead[0])\n"
-                "written_bytes = sum(map(self._hand_on, taken))\n"
-                "moved, consumed_bytes = ahead if ahead else",
+                "written_bytes = sum(map(self._hand_on, taken))",
+                "self.checkpoints.on_committed(progress.batch + len(taken), moved)\n"
+                "written_bytes = sum(map(self._hand_on, taken))",
             ),
             Edit(RunningStage._take_up_batches, "self.checkpoints.on_committed(progress.batch, moved)", "pass"),
         ),
         "RowsInOrder",
         30,
         fanned_out,
+    ),
+    WholeMutant(
+        "a_hold_does_not_yield_to_a_barrier",
+        "a checkpoint waits for what is held until an input has caught up that may be silent for ever",
+        rewrite(Edit(Inputs.let_through, "self._drift.yields = yields", "pass")),
+        "Liveness",
+        10,
+        drifting,
     ),
     WholeMutant(
         "a_snapshot_omits_the_last_change_log",
@@ -313,7 +325,9 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "cleaning_forgets_what_stages_start_from",
         "what a stage was restored from is taken for what an older generation has left",
-        rewrite(Edit(cleaning.Cleaning._next_walk, "known = self._started_from", "known = frozenset()")),
+        rewrite(
+            Edit(cleaning.Cleaning._next_walk, "known, after = self._started_from,", "known, after = frozenset(),")
+        ),
         "NothingNeededDeleted",
         40,
     ),
@@ -464,7 +478,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "tables_are_not_taken_over",
         "those of a root that was lost cannot be set back",
-        rewrite(Edit(PipelineTables._set_back, "decided.brings is not None", "False")),
+        rewrite(Edit(PipelineTables._set_back, "takes_over=decided.takes_over", "takes_over=False")),
         "Liveness",
         5,
         moving,

@@ -69,8 +69,9 @@ def content_of(name: str, data: bytes) -> str:
 
 
 class Player:
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, stores_first: bool = False) -> None:
         self._scenario = scenario
+        self._plan = msgspec.structs.replace(PLANS[scenario.kind], stores_first=stores_first)
         self._files = NotedFiles()
         self._fed = 0
         self._rows = [0, 0]
@@ -144,7 +145,7 @@ class Player:
             self._files.at(f"spark-{self._attempt}"),
             self._files.at(f"output-{self._attempt}"),
             sources,
-            msgspec.structs.replace(PLANS[self._scenario.kind], empty_batches=how != "without-empty-batches"),
+            msgspec.structs.replace(self._plan, empty_batches=how != "without-empty-batches"),
             available_now=how == "available-now",
             stage_rows=lambda _rows, _batch: None,
         )
@@ -166,13 +167,12 @@ class Player:
             pass
 
     def _kill(self, place: str) -> None:
-        plan = PLANS[self._scenario.kind]
         if place == "tasks":
             self._feed(0, 40, 3)
-            last = Step.BEGAN if plan.has_state else Step.OPENED
+            last = Step.BEGAN if self._plan.has_state else Step.OPENED
         else:
             self._feed(0, 70, 3)
-            last = Step.LOGGED if plan.writes == "files" else Step.WROTE
+            last = Step.LOGGED if self._plan.writes == "files" else Step.WROTE
         self._step_until(lambda step: step is last)
         self._query = None
 

@@ -34,7 +34,7 @@ from tests.played.scenarios import DELAY_S, SCENARIOS, Scenario
 from tidegate.spark.filelog import METADATA, StageSource, restart_source_logs
 from tidegate.spark.output import batch_folder, restore_output
 from tidegate.spark.queries import read_gate
-from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.session import StageSessions, own_session
 from tidegate.spark.snapshot import files_at
 from tidegate.storage.folder import Folder
 
@@ -307,7 +307,7 @@ def traced(root: Path) -> None:
     note = root / "noted.json"
     before = msgspec.json.decode(note.read_bytes(), type=Noted) if note.exists() else Noted(0, {}, {})
     noted = Noted(os.getpid(), before.progress, before.contents)
-    session = local_session("recorded", root / "spark.log", _SETTINGS)
+    session = own_session("recorded", root / "spark.log", _SETTINGS)
     sessions = StageSessions(session)
     (root / "marks").mkdir(exist_ok=True)
     for scenario in SCENARIOS:

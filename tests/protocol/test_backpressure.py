@@ -35,6 +35,18 @@ def test_one_segment_over_the_bound_holds_its_writer_back_until_it_is_consumed()
     assert not backpressure.is_held_back
 
 
+def test_a_few_segments_are_the_bound_while_a_reader_holds_the_channel() -> None:
+    backpressure = Backpressure(BacklogBound(max_bytes=100, max_segments=10))
+    seen = []
+    for segments, is_held in ((6, False), (4, True), (5, True), (3, True), (2, True), (5, True), (5, False), (6, True)):
+        backpressure.on_backlog(segments, 1, is_held=is_held)
+        seen.append(backpressure.is_held_back)
+    assert seen == [False, False, True, True, False, True, False, True]
+    backpressure = Backpressure(BacklogBound(max_bytes=100, max_segments=1))
+    backpressure.on_backlog(2, 1, is_held=True)
+    assert backpressure.is_held_back, "one that is smaller stays the bound"
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 300))))
 def test_what_holds_a_writer_back_is_never_below_half_and_what_lets_it_flow_never_past_the_bound(
     backlogs: list[tuple[int, int]],

@@ -21,7 +21,13 @@ from tidegate.protocol.messages import (
 u64 = st.integers(1, MAX_U64)
 barriers = st.builds(Barrier, u64, u64, st.integers(0, 15).filter(lambda flags: flags & 10 != 10))
 files = st.builds(SegmentFile, st.text(), st.integers(0, 2**50))
-segments = st.builds(Segment, st.integers(1, 2**50), st.integers(0, 2**50), st.lists(files, max_size=4).map(tuple))
+segments = st.builds(
+    Segment,
+    st.integers(1, 2**50),
+    st.integers(0, 2**50),
+    st.lists(files, max_size=4).map(tuple),
+    st.one_of(st.none(), st.integers(-(2**62), 2**62)),
+)
 watermarks = st.builds(Watermark, st.integers(-(2**62), 2**62))
 messages: st.SearchStrategy[Message] = st.one_of(barriers, segments, watermarks)
 
@@ -128,6 +134,12 @@ class TestSegment:
     def test_its_size_is_that_of_its_files(self) -> None:
         assert Segment(1, 0, (SegmentFile("a", 3), SegmentFile("b", 4))).size_bytes == 7
         assert Segment(1, 0, ()).size_bytes == 0
+
+    def test_one_that_was_stored_before_segments_had_a_watermark_is_read_and_written_as_it_was(self) -> None:
+        stored = b'{"type":"segment","sequence":3,"batch":2,"files":[{"path":"a","size_bytes":3}]}'
+        segment = decode(stored)
+        assert segment == Segment(3, 2, (SegmentFile("a", 3),))
+        assert encode(segment) == stored
 
     def test_no_file_has_less_than_nothing_in_it(self) -> None:
         with pytest.raises(ValueError, match="'a' has -1 bytes"):

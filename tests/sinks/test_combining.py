@@ -197,7 +197,7 @@ def test_a_commit_that_meets_another_writers_combines_its_files_once(
 
     def meanwhile(log: TableLog, *arguments: Any) -> bool:
         if next(others, None) is not None:
-            deltalake.DeltaTable(log.path).alter.set_table_description("by another writer")
+            deltalake.DeltaTable(log.home.address).alter.set_table_description("by another writer")
         return transact(log, *arguments)
 
     monkeypatch.setattr("tidegate.sinks.delta.appending.combine", counted)

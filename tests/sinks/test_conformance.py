@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import shutil
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +17,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 import tidegate as tg
 from tests.postgres_server import PostgresServer
+from tests.s3_server import S3Server
 from tests.sinks import own_sink
-from tidegate.sinks.contract import Sink
+from tidegate.sinks.contract import Sink, SinkPlace
+from tidegate.storage.bucket_access import delta_options, open_bucket
+from tidegate.storage.folder import Folder
 from tidegate.testing.sinks import Rows, SinkConformance, as_rows
 
 
@@ -46,6 +50,34 @@ class TestDeltaTable(SinkConformance):
 
     def keep(self, name: str) -> Callable[[], object]:
         return kept(self.lake / name)
+
+
+@pytest.mark.s3
+class TestDeltaTableInBucket(SinkConformance):
+    """Each handle on a table is of another machine: what was staged is found in the bucket alone."""
+
+    @pytest.fixture(autouse=True)
+    def given_bucket(self, s3_server: S3Server, tmp_path: Path) -> None:
+        self.server = s3_server
+        self.machines = tmp_path
+        self.lake = s3_server.make_bucket(f"lake-{uuid.uuid4().hex[:12]}")
+
+    def url(self, name: str) -> str:
+        return f"{self.lake}/tables/{name.replace(' ', '-')}"
+
+    def place(self, name: str, stage: str = "orders", root: str = "root") -> SinkPlace:
+        here = Folder(self.machines / f"{name}-{uuid.uuid4().hex}")
+        return SinkPlace("conformance", stage, here, self.session(), root)
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self.url(name), storage_options=self.server.options())
+
+    def shown(self, name: str) -> Rows:
+        options = delta_options(open_bucket(self.url(name), self.server.options()), self.server.options())
+        return as_rows(deltalake.DeltaTable(self.url(name), storage_options=options).to_pyarrow_table().to_pylist())
+
+    def keep(self, name: str) -> Callable[[], object]:
+        return kept(self.server.folder / "buckets" / self.url(name).removeprefix("s3://"))
 
 
 class TestOwnTable(SinkConformance):
@@ -98,6 +130,44 @@ class TestDeltaTableOfFewFiles(TestDeltaTable):
 
 
 @pytest.mark.spark
+@pytest.mark.slow
+class TestDeltaTableInBucketByKey(TestDeltaTableInBucket):
+    key = True
+
+    @pytest.fixture(autouse=True)
+    def given_spark(self, spark: SparkSession) -> None:
+        self.spark = spark
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(self.url(name), key="id", storage_options=self.server.options())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.soak  # in a folder it makes few files too, and by key it is in a bucket
+class TestDeltaTableInBucketOfFewFiles(TestDeltaTableInBucket):
+    @pytest.fixture(autouse=True)
+    def given_spark(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.spark = spark
+        monkeypatch.setattr("tidegate.sinks.delta.appending._WORTH_A_JOB", 1)
+
+    def session(self) -> SparkSession:
+        return self.spark
+
+    def make_sink(self, name: str) -> Sink:
+        return tg.DeltaTable(
+            self.url(name),
+            target_file_size="1MB",
+            optimize="1h",
+            vacuum="0s",
+            storage_options=self.server.options(),
+        )
+
+
+@pytest.mark.spark
 @pytest.mark.postgres
 @pytest.mark.slow
 class TestPostgresTable(SinkConformance):
@@ -147,6 +217,7 @@ class TestPostgresTable(SinkConformance):
         return put_back
 
 
+@pytest.mark.soak  # with history it does the same, and more
 class TestPostgresTableByKey(TestPostgresTable):
     key = True
 
@@ -156,9 +227,6 @@ class TestPostgresTableByKey(TestPostgresTable):
 
 class TestPostgresTableWithHistory(TestPostgresTable):
     keeps_history = True
-    test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing = (
-        SinkConformance.test_a_crash_between_any_two_calls_loses_nothing_and_doubles_nothing
-    )
 
     def make_sink(self, name: str) -> Sink:
         return tg.PostgresTable(self._table(name), self.dsn, history="0s")
@@ -215,6 +283,7 @@ class TestMemory(TestForeachBatch):
         return as_rows(self.tables[name].rows)
 
 
+@pytest.mark.soak  # another function for the same calls
 class TestConsole(TestForeachBatch):
     @pytest.fixture(autouse=True)
     def given_output(self, capfd: pytest.CaptureFixture[str]) -> None:

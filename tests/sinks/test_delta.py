@@ -34,14 +34,14 @@ from pyspark.sql.types import (
 from tidegate.errors import Fenced, InvalidPipeline, SinkFailed
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, FileSink, SinkPlace, StagedFile, staged_by
-from tidegate.sinks.delta import statistics as sink_statistics
 from tidegate.sinks.delta.bound import BoundDeltaTable
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.log import TableLog
 from tidegate.sinks.delta.reading import TableAt
 from tidegate.sinks.delta.scan import TableFile
+from tidegate.sinks.delta.statistics import statistics
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.storage.memory import Memory
-from tidegate.storage.parquet import read_footer
 from tidegate.testing.sinks import permit
 
 pyarrow: Any = importlib.import_module("pyarrow")
@@ -491,12 +491,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) ->
     """Something happens once, after a commit has looked at the table and before it has written."""
     left = [happens]
 
-    def read(path: Path) -> Any:
+    def described(footer: Any) -> str:
         if left:
             left.pop()()
-        return read_footer(path)
+        return statistics(footer)
 
-    monkeypatch.setattr(sink_statistics, "read_footer", read)
+    monkeypatch.setattr("tidegate.sinks.delta.staged.statistics", described)
 
 
 def append(table: Table, ids: list[int]) -> None:
@@ -526,11 +526,11 @@ def test_a_fence_that_comes_while_an_old_run_commits_stops_it(table: Table, monk
 def test_a_table_that_others_never_leave_alone_fails_and_shows_nothing_twice(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(path: Path) -> Any:
+    def described(footer: Any) -> str:
         append(table, [100])
-        return read_footer(path)
+        return statistics(footer)
 
-    monkeypatch.setattr(sink_statistics, "read_footer", read)
+    monkeypatch.setattr("tidegate.sinks.delta.staged.statistics", described)
     with pytest.raises(SinkFailed, match="met another writer"):
         table.commit(1, [table.stage(0, [1])], through=0)
     monkeypatch.undo()
@@ -769,16 +769,17 @@ class MergedWithoutSpark:
     """What `Upsert` does, for rows of an id and a name: one file, which replaces all."""
 
     def __init__(
-        self, _session: object, path: Path, _schema: object, files: Sequence[TableFile], *_names: object
+        self, _session: object, shelf: Shelf, _schema: object, files: Sequence[TableFile], *_names: object
     ) -> None:
-        self._path = path
+        self._shelf = shelf
         self._files = [file.path for file in files]
 
     def conflict(self, _fresh: Sequence[StagedFile]) -> None:
         return None
 
-    def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
-        old = [self._path / name for name in self._files]
+    def write(self, fresh: Sequence[StagedFile], into: str, _keys: object = None) -> list[str]:
+        folder = Path(into)
+        old = [self._shelf.folder / name for name in self._files]
         new = [Path(file.path) for file in sorted(fresh, key=lambda file: file.batch)]
         rows = {row["id"]: row for path in (*old, *new) for row in parquet.ParquetFile(path).read().to_pylist()}
         folder.mkdir(parents=True)

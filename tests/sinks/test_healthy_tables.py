@@ -28,6 +28,7 @@ from tidegate.errors import Fenced, SinkFailed, TablePutBack
 from tidegate.sinks.contract import CommitAnswer, Committable, SinkPlace
 from tidegate.sinks.delta.bound import BoundDeltaTable
 from tidegate.sinks.delta.compacting import Rewritten
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.log import TableLog
 from tidegate.sinks.delta.reading import versions_of
 from tidegate.sinks.delta.scan import TableFile
@@ -71,7 +72,7 @@ class EndingLog(TableLog):
     """`ends` says how the transaction of a pass of upkeep does."""
 
     def __init__(self, table: DeltaTable, place: SinkPlace, ends: str) -> None:
-        super().__init__(table, place)
+        super().__init__(table, place, table.home.files(place))
         self._ends = ends
 
     def transact(self, *arguments: Any) -> bool:
@@ -92,12 +93,12 @@ class EndingKeeper(Keeper):
         self._ends = ends
 
     def _rewriting(
-        self, session: Any, table: deltalake.DeltaTable, folder: Path
+        self, session: Any, table: deltalake.DeltaTable, shelf: Shelf, folder: str
     ) -> Callable[[Sequence[TableFile]], Rewritten]:
-        path, files_of_root = self._sink.path, self._place.files
+        path, files_of_root = shelf.folder, self._place.files
 
         def rewritten(files: Sequence[TableFile]) -> Rewritten:
-            target = folder / f"{table.version()}-{uuid.uuid4()}.parquet"
+            target = self._staged.path(folder) / f"{table.version()}-{uuid.uuid4()}.parquet"
             target.parent.mkdir(parents=True, exist_ok=True)
             parquet.write_table(parquet.read_table([path / file.path for file in files]), target)
             if self._ends == "in vain":

@@ -202,9 +202,9 @@ def test_a_checkpoint_that_the_run_removes_meanwhile_is_not_damaged(
     assert not before
 
 
-def test_a_bucket_is_refused_as_what_it_is() -> None:
-    with pytest.raises(InvalidConfig, match="s3://bucket/orders is not a local folder, and buckets are not supported"):
-        read("s3://bucket/orders")
+def test_what_names_neither_a_folder_nor_a_bucket_is_refused_as_what_it_is() -> None:
+    with pytest.raises(InvalidConfig, match="hdfs://host/orders is not a local folder"):
+        read("hdfs://host/orders")
 
 
 def test_a_process_that_has_read_a_table_ends_in_peace(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from tidegate.sinks.delta.scan import TableFile, active_files
 from tidegate.sinks.delta.statistics import Bounds, bounds_of_files, may_hold, statistics
+from tidegate.storage.parquet import read_footer
 
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
@@ -55,7 +56,7 @@ def test_bounds_of_times_are_cut_to_milliseconds_outwards(tmp_path: Path) -> Non
         row(moment=datetime(2026, 1, 2, 2, 0, 0, 5_001, timezone(timedelta(hours=2))), day=date(999, 1, 1)),
         row(moment=None, day=None),
     ]
-    found = json.loads(statistics(write(tmp_path / "a.parquet", rows)))
+    found = json.loads(statistics(read_footer(write(tmp_path / "a.parquet", rows))))
     assert found["minValues"] == {"moment": "2026-01-01T00:00:00.001Z", "day": "0999-01-01"}
     assert found["maxValues"] == {"moment": "2026-01-02T00:00:00.006Z", "day": "2026-01-01"}
     assert found["nullCount"] == {name: 1 if name in {"moment", "day"} else 3 for name in KEY}
@@ -64,7 +65,7 @@ def test_bounds_of_times_are_cut_to_milliseconds_outwards(tmp_path: Path) -> Non
 def test_a_file_with_times_beyond_the_years_of_python_has_no_bounds(tmp_path: Path) -> None:
     far = pyarrow.table({"moment": pyarrow.array([9 * 10**17, 0], pyarrow.timestamp("us", "UTC")), "n": [1, 2]})
     parquet.write_table(far, tmp_path / "far.parquet")
-    found = json.loads(statistics(tmp_path / "far.parquet"))
+    found = json.loads(statistics(read_footer(tmp_path / "far.parquet")))
     assert found == {"numRecords": 2, "nullCount": {"moment": 0, "n": 0}}
     assert bounds_of_files([tmp_path / "far.parquet"], ["moment", "n"]) == {"n": Bounds(1, 2, 0)}
 
@@ -72,7 +73,7 @@ def test_a_file_with_times_beyond_the_years_of_python_has_no_bounds(tmp_path: Pa
 def told(folder: Path, kind: Any, *values: Any) -> Any:
     """The bounds in the log of a file with these values."""
     parquet.write_table(pyarrow.table({"x": pyarrow.array(values, kind)}), folder / "one.parquet", row_group_size=1)
-    found = json.loads(statistics(folder / "one.parquet"), parse_float=Decimal)
+    found = json.loads(statistics(read_footer(folder / "one.parquet")), parse_float=Decimal)
     return (found["minValues"].get("x"), found["maxValues"].get("x")) if "minValues" in found else None
 
 
@@ -112,9 +113,12 @@ def test_a_file_of_which_one_column_is_not_bounded_has_no_bounds(tmp_path: Path)
     rows = pyarrow.table({"n": [1, 2], "inside": [{"a.b": 1.0}, {"a.b": nan}], "t": ["a", None]})
     parquet.write_table(rows, tmp_path / "nan.parquet")
     nulls = {"n": 0, "inside": {"a.b": 0}, "t": 1}
-    assert json.loads(statistics(tmp_path / "nan.parquet")) == {"numRecords": 2, "nullCount": nulls}
+    assert json.loads(statistics(read_footer(tmp_path / "nan.parquet"))) == {"numRecords": 2, "nullCount": nulls}
     parquet.write_table(rows, tmp_path / "untold.parquet", write_statistics=["n", "inside.a.b"])
-    assert json.loads(statistics(tmp_path / "untold.parquet"))["nullCount"] == {"n": 0, "inside": {"a.b": 0}}
+    assert json.loads(statistics(read_footer(tmp_path / "untold.parquet")))["nullCount"] == {
+        "n": 0,
+        "inside": {"a.b": 0},
+    }
     assert bounds_of_files([tmp_path / "untold.parquet"], ["n", "t", "inside"]) == {"n": Bounds(1, 2, 0)}
 
 
@@ -141,7 +145,7 @@ def make_table(folder: Path, files: Sequence[Sequence[dict[str, Any]]], by_us: b
             parquet.write_table(content, path / name, row_group_size=2)
             partition = {"place": rows[0]["place"]}
             size = (path / name).stat().st_size
-            actions.append(AddAction(name, size, partition, 0, True, statistics(path / name)))
+            actions.append(AddAction(name, size, partition, 0, True, statistics(read_footer(path / name))))
         else:
             deltalake.write_deltalake(path, pyarrow.Table.from_pylist(list(rows), schema=COLUMNS), mode="append")
     if actions:

@@ -20,6 +20,7 @@ from tidegate.engine.run import run_pipeline
 from tidegate.errors import TidegateError
 from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import as_given
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -62,7 +63,7 @@ class Watcher(threading.Thread):
 
     def run(self) -> None:
         while not self.is_over:
-            life, status = look(self._paths, self._files)
+            life, status = look(as_given(self._paths.root))
             if status is not None:
                 self.seen.add((life.value, status.state, status.why or ""))
             time.sleep(0.02)

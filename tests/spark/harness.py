@@ -14,6 +14,7 @@ from typing import Any
 import deltalake
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.spark_cluster import IN_BUCKET
 from tidegate.engine.batch_job import batch_job
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.run import run_pipeline
@@ -83,4 +84,8 @@ def table_rows(path: Path, columns: list[str], version: int | None = None) -> Co
 
 def run_to_end(pipeline: Pipeline, root: Path, session: SparkSession, **options: Any) -> None:
     settings: Mapping[str, Any] = {"checkpoint_interval": "1s", "available_now": True, "restarts": 0, **options}
-    run_pipeline(pipeline, root, session, **settings)
+    bucket = os.environ.get(IN_BUCKET)
+    if bucket is None:
+        run_pipeline(pipeline, root, session, **settings)
+    else:
+        run_pipeline(pipeline, f"{bucket}{root}", session, work=str(root), **settings)

@@ -18,6 +18,7 @@ import tidegate as tg
 from tests.spark.harness import stream
 
 FOLDER = Path(os.environ["TIDEGATE_TEST_FOLDER"])
+LAKE = os.environ.get("TIDEGATE_TEST_LAKE") or str(FOLDER / "lake")
 
 pipeline = tg.Pipeline("killed")
 
@@ -49,23 +50,21 @@ def paid(unique: DataFrame, checked: DataFrame) -> DataFrame:
     return ours.join(theirs, F.expr("o.id = p.id AND o.ts = p.ts")).select("o.id", "o.key", "p.value")
 
 
-@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "order_table"))
+@pipeline.sink(tg.DeltaTable(f"{LAKE}/order_table"))
 def order_table(orders: DataFrame) -> DataFrame:
     return orders.select("id")
 
 
-@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "unique_table"))
+@pipeline.sink(tg.DeltaTable(f"{LAKE}/unique_table"))
 def unique_table(unique: DataFrame) -> DataFrame:
     return unique.select("id")
 
 
-@pipeline.sink(tg.DeltaTable(FOLDER / "lake" / "paid_table", partition_by=["key"], optimize="2s", vacuum="0s"))
+@pipeline.sink(tg.DeltaTable(f"{LAKE}/paid_table", partition_by=["key"], optimize="2s", vacuum="0s"))
 def paid_table(paid: DataFrame) -> DataFrame:
     return paid
 
 
-@pipeline.sink(
-    tg.DeltaTable(FOLDER / "lake" / "total_table", key="key", optimize="2s", vacuum="0s"), output_mode="update"
-)
+@pipeline.sink(tg.DeltaTable(f"{LAKE}/total_table", key="key", optimize="2s", vacuum="0s"), output_mode="update")
 def total_table(orders: DataFrame) -> DataFrame:
     return orders.groupBy("key").agg(F.count("*").alias("orders"), F.sum("value").alias("value"))

@@ -14,19 +14,38 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import psycopg
 
 from tests.spark.harness import table_rows, write_input
-from tidegate.engine.kill_points import VARIABLE
-from tidegate.engine.status_files import read_status
+from tidegate.engine.kill_points import VARIABLE, Step
+from tidegate.spark.filelog import checked_by
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.folder import Folder
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest, references
+from tidegate.storage.places import as_given
 
 ROOT = Path(__file__).parents[2]
 ROWS_PER_FILE = 40
 _RUN_SECONDS = 300
+
+# How often a run has passed each when it is killed there. Each of them may leave files, or tables, that differ. The
+# simulator kills at every call of the files, and `./dev soak` at every step.
+STEPS = {
+    Step.STAGE_RESTORED: 2,
+    Step.QUERIES_STARTED: 1,
+    Step.STAGE_CUT: 2,
+    Step.MANIFEST_WRITTEN: 2,
+    Step.SLOT_CLAIMED: 1,
+    Step.SINK_COMMITTED: 2,
+    Step.ALL_SINKS_COMMITTED: 1,
+}
+
+
+def at_steps(times: Mapping[Step, int]) -> list[str]:
+    """As runs are told where to kill themselves."""
+    return [f"{step.value}:{each}" for step, each in times.items()]
 
 
 class KilledRuns:
@@ -41,7 +60,11 @@ class KilledRuns:
         self.folder = folder
         self.arguments = arguments
         self._environment = dict(environment or {})
-        self.root = folder / "root"
+        self.root: Path | str = folder / "root"
+        self.python = Path(sys.executable)
+        """With another one: on the Spark of that environment."""
+        self.umask = -1
+        """Of the runs; -1: of the tests."""
         self.output: list[str] = []
         self._files = 0
         self._started = 0
@@ -50,6 +73,16 @@ class KilledRuns:
     def rows(self) -> int:
         return self._files * ROWS_PER_FILE
 
+    @property
+    def store(self) -> Files:
+        """What is in the root, for whoever looks."""
+        return as_given(self.root).files
+
+    @property
+    def lake(self) -> Path:
+        """What its tables really hold."""
+        return self.folder / "lake"
+
     def feed(self, files: int | None = None) -> None:
         """More input."""
         files = self.files_per_run if files is None else files
@@ -57,21 +90,31 @@ class KilledRuns:
             write_input(self.folder / name, files, ROWS_PER_FILE, first_file=self._files)
         self._files += files
 
-    def start(self, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[str]:
-        """A run that ends when it is told to, or kills itself at a step."""
-        environment = {**os.environ, **self._environment, "TIDEGATE_TEST_FOLDER": str(self.folder)}
+    def start(
+        self, *arguments: str, kill_at: str | None = None, said: IO[bytes] | None = None
+    ) -> subprocess.Popen[str]:
+        """A run that ends when it is told to, or kills itself at a step. `said`: where what it says goes, if not into a
+        pipe."""
+        environment = {**os.environ, "PYSPARK_PYTHON": str(self.python), **self._environment}
+        environment |= {"TIDEGATE_TEST_FOLDER": str(self.folder), "PYSPARK_DRIVER_PYTHON": str(self.python)}
         environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
         environment.pop(VARIABLE, None)
         if kill_at is not None:
             environment[VARIABLE] = kill_at
         file = Path(__file__).with_name(f"{self.pipeline}_pipeline.py")
-        command = [sys.executable, "-m", "tidegate", "run", str(file), "--root", str(self.root)]
+        command = [str(self.python), "-m", "tidegate", "run", str(file), "--root", str(self.root)]
         command += ["--checkpoint-interval", "700ms", *self.arguments, *arguments]
         self._started += 1
         if self._started % 2:
             command.append("--no-chain")
         return subprocess.Popen(
-            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            env=environment,
+            cwd=ROOT,
+            stdout=said or subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            umask=self.umask,
         )
 
     def finish(self, process: subprocess.Popen[str]) -> int:
@@ -84,19 +127,24 @@ class KilledRuns:
         self.output.append(output)
         return process.returncode
 
+    def _wait_for_more_than(self, epochs: int, process: subprocess.Popen[str]) -> None:
+        deadline = time.monotonic() + _RUN_SECONDS
+        while self.epochs_shown() <= epochs:
+            if process.poll() is not None:
+                self.finish(process)
+                raise AssertionError(f"the run has ended by itself:\n{self.output[-1][-3000:]}")
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
     def kill_at_step(self, step: str) -> None:
         """Run until the step is reached and the process kills itself."""
         assert self.finish(self.start(kill_at=step)) == -signal.SIGKILL, self.output[-1][-3000:]
 
     def kill_after(self, seconds: float) -> None:
-        """Kill a run that long after its queries were started: what comes before are steps."""
+        """Kill a run that long after it has shown rows: what comes before are steps, however slow the machine is."""
+        before = self.epochs_shown()
         process = self.start()
-        deadline = time.monotonic() + _RUN_SECONDS
-        files = Folder(self.root)
-        while not ((status := read_status(files)) and status.pid == process.pid and status.state == "running"):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        self._wait_for_more_than(before, process)
         with suppress(subprocess.TimeoutExpired):
             process.wait(seconds)
         process.kill()
@@ -105,10 +153,15 @@ class KilledRuns:
     def run_to_the_end(self) -> None:
         assert self.finish(self.start("--available-now")) == 0, self.output[-1][-3000:]
 
+    def epochs_shown(self) -> int:
+        """How many epochs have added rows to a table of one source."""
+        name = self.prefixes[0]
+        return len(epoch_versions(self.lake / name, f"{self.pipeline}/{name}"))
+
     # -- what must hold ---------------------------------------------------------------------------
 
     def check_tables(self) -> None:
-        lake = self.folder / "lake"
+        lake = self.lake
         ids = Counter({(each,): 1 for each in range(self.rows)})
         assert table_rows(lake / "order_table", ["id"]) == ids
         assert table_rows(lake / "unique_table", ["id"]) == ids
@@ -124,7 +177,7 @@ class KilledRuns:
         checkpoints are cut unaligned. Returns how many epochs show rows."""
         shown: list[dict[int, int]] = []
         for name in self.prefixes:
-            table = self.folder / "lake" / name
+            table = self.lake / name
             counts = {}
             for epoch, version in epoch_versions(table, f"{self.pipeline}/{name}").items():
                 rows = table_rows(table, ["id"], version=version)
@@ -136,25 +189,25 @@ class KilledRuns:
 
     def check_no_orphans(self) -> None:
         """After the last clean-up the root holds what retained checkpoints refer to, and the last generation."""
-        store = Folder(self.root)
+        store = self.store
         log = StoredDecisions(store).read()
         needed: set[str] = set()
         for checkpoint_id in log.retained:
             record = log.completed(checkpoint_id)
             assert record is not None
             needed |= {record.manifest} | references(store, read_manifest(store, record))
-        last = f"generations/{log.generation:06d}/"
-        found = {
-            path.relative_to(self.root).as_posix() for path in (self.root / "generations").rglob("*") if path.is_file()
-        }
-        assert {name for name in found if not name.startswith(last)} <= needed
-        kept = {name for name in found if name.startswith((f"{last}snapshots/", f"{last}manifests/"))}
+        self._check_needed(store, needed, log.generation)
+        for table in self.lake.iterdir():
+            staged = [path for path in (table / "_tidegate").rglob("*.parquet") if path.is_file()]
+            assert not staged, staged[:5]
+
+    def _check_needed(self, store: Files, needed: set[str], generation: int) -> None:
+        found, last = store.list("generations"), f"generations/{generation:06d}/"
+        assert {checked_by(name) for name in found if not name.startswith(last)} <= needed
+        kept = {checked_by(name) for name in found if name.startswith((f"{last}snapshots/", f"{last}manifests/"))}
         assert kept <= needed, sorted(kept - needed)[:5]
         segments = {name for name in found if name.startswith(last) and re.search(r"/output(-\d+)?/part-", name)}
         assert segments <= needed, sorted(segments)[:5]
-        for table in (self.folder / "lake").iterdir():
-            staged = [path for path in (table / "_tidegate").rglob("*.parquet") if path.is_file()]
-            assert not staged, staged[:5]
 
 
 class SlowRuns(KilledRuns):
@@ -165,7 +218,7 @@ class SlowRuns(KilledRuns):
     prefixes = ("order_table", "slow_table")
 
     def check_tables(self) -> None:
-        lake, dsn = self.folder / "lake", self._environment["TIDEGATE_TEST_DSN"]
+        lake, dsn = self.lake, self._environment["TIDEGATE_TEST_DSN"]
         ids = Counter({(each,): 1 for each in range(self.rows)})
         totals = {f"k{key}": range(key, self.rows, 5) for key in range(5)}
         expected = Counter((key, len(values), sum(values)) for key, values in totals.items())

@@ -28,7 +28,7 @@ _CHECKPOINTS = 4
 _BOUNDED = ("--max-backlog-segments", "1")
 
 
-def _some_step(rng: random.Random, *, is_slow: bool) -> str:
+def some_step(rng: random.Random, *, is_slow: bool) -> str:
     step = rng.choice(
         [step for step in Step if step not in WHEN_SET_BACK and (is_slow or step not in UNDER_BACKPRESSURE)]
     )
@@ -41,7 +41,7 @@ def _some_step(rng: random.Random, *, is_slow: bool) -> str:
 def soak_round(seed: int, kills: int) -> int:
     rng = random.Random(seed)
     is_slow = seed % 4 in (0, 3)
-    steps = [_some_step(rng, is_slow=is_slow) for _ in range(kills * 2 // 3)]
+    steps = [some_step(rng, is_slow=is_slow) for _ in range(kills * 2 // 3)]
     folder = Path(tempfile.mkdtemp(prefix=f"tidegate-soak-{seed}-"))
     arguments = () if seed % 2 else ("--unaligned-after", "0s")
     if is_slow:

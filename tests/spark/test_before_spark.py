@@ -39,6 +39,7 @@ from tidegate.storage.files import Files
 from tidegate.storage.inspection import look_through
 from tidegate.storage.manifest import FORMAT, Manifest
 from tidegate.storage.memory import Memory
+from tidegate.storage.places import as_given
 
 # In the place of a session where none is needed: what is wrong is found before.
 NO_SESSION: Any = object()
@@ -78,7 +79,7 @@ def test_a_root_of_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert files(root) == before
     for look in (status_command, checkpoints_command, verify_command):
         with pytest.raises(ForeignRoot, match="is of another version of Tidegate"):
-            look(root)
+            look(as_given(root))
 
 
 def test_a_pipeline_that_no_longer_fits_its_checkpoint(tmp_path: Path) -> None:

@@ -12,6 +12,8 @@ from tests.spark.definitions import stage
 from tidegate.errors import DataLost, StageFailed
 from tidegate.spark.causes import cause_of, exception_of, failure_of
 
+pytestmark = pytest.mark.matrix
+
 IN_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted due to stage failure:
 org.apache.spark.api.python.PythonException: [PYTHON_EXCEPTION] An exception was thrown from the Python worker: \
 Traceback (most recent call last):

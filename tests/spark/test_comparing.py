@@ -22,6 +22,7 @@ from tidegate.errors import NoCommonPosition, UnknownCheckpoint, UnknownState
 from tidegate.protocol.names import checkpoint_name
 from tidegate.spark.table_diff import RowCounts, TableDiff, some_rows
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.places import as_given
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -161,7 +162,7 @@ class Asking:
         self._capsys.readouterr()
         ended = Exit.FINE
         try:
-            compare_command(self._folder / "root-a", self._folder / "root-b", **options)
+            compare_command(as_given(self._folder / "root-a"), as_given(self._folder / "root-b"), **options)
         except typer.Exit as code:
             ended = Exit(code.exit_code)
         assert ended is exit_code

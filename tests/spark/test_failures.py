@@ -28,13 +28,13 @@ from tidegate.engine.status import RunStatus
 from tidegate.engine.upkeep import TableUpkeep
 from tidegate.errors import DataLost, RecoveryRefused, StageFailed, StoreUnavailable
 from tidegate.spark.gate import Gate
-from tidegate.spark.output import remove_output
+from tidegate.spark.output import remove_outputs
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import Manifest, decode_manifest
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 
 def failing(tmp_path: Path, *, poisoned: bool = False, seen: list[SparkSession] | None = None) -> tg.Pipeline:
@@ -71,7 +71,7 @@ def test_a_stage_that_fails_is_restarted_and_then_reported_with_its_name_and_cau
     assert "value 120 is poisoned" in str(failed.value)
     assert len(str(failed.value)) < 600
     # At least once: a failure after a checkpoint that has come further is counted anew.
-    assert any("restarting from the last checkpoint" in record.message for record in caplog.records)
+    assert any("restarting from the last checkpoint" in record.getMessage() for record in caplog.records)
     # Mended, it goes on from the last checkpoint.
     run_to_end(failing(tmp_path), tmp_path / "root", spark)
     assert table_rows(tmp_path / "lake" / "table", ["id", "value"]) == {(each, each): 1 for each in range(200)}
@@ -128,15 +128,16 @@ def test_files_that_cannot_be_used_are_failures_like_others(
     pipeline, root, table = failing(tmp_path), tmp_path / "root", tmp_path / "lake" / "table"
     flush = Gate.flush
 
-    def flush_on_a_full_disk(gate: Gate) -> bool:
+    def flush_on_a_full_disk(gate: Gate, most: int | None = None) -> bool:
         if gate.lag:
             monkeypatch.setattr(Gate, "flush", flush)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), gate.files.location())
-        return flush(gate)
+        return flush(gate, most)
 
-    def remove_from_a_broken_disk(files: Files, name: str) -> None:
-        monkeypatch.setattr(running, "remove_output", remove_output)
-        raise OSError(errno.EIO, os.strerror(errno.EIO), files.location(name))
+    def remove_from_a_broken_disk(files: Files, names: list[str]) -> None:
+        if names:
+            monkeypatch.setattr(running, "remove_outputs", remove_outputs)
+            raise OSError(errno.EIO, os.strerror(errno.EIO), files.location(names[0]))
 
     look_after = TableUpkeep.poll
 
@@ -147,7 +148,7 @@ def test_files_that_cannot_be_used_are_failures_like_others(
         look_after(upkeep, now_ms)
 
     monkeypatch.setattr(Gate, "flush", flush_on_a_full_disk)
-    monkeypatch.setattr(running, "remove_output", remove_from_a_broken_disk)
+    monkeypatch.setattr(running, "remove_outputs", remove_from_a_broken_disk)
     monkeypatch.setattr(TableUpkeep, "poll", look_after_a_broken_disk)
     with caplog.at_level(logging.WARNING, "tidegate"):
         run_to_end(pipeline, root, spark, restarts=2, restart_pause="10ms", view=at_most(120))

@@ -14,12 +14,13 @@ from tests.spark.harness import stream, write_input
 from tidegate.errors import DamagedCheckpoint
 from tidegate.spark.filelog import (
     METADATA,
+    checked_by,
     is_committed,
     log_offset,
     read_offsets,
     read_sink_log,
     read_source_log,
-    remove_file,
+    remove_files,
     seed_sink_log,
     trim_log,
     write_log,
@@ -29,6 +30,8 @@ from tidegate.storage.files import Files, clear
 from tidegate.storage.folder import Folder
 from tidegate.storage.memory import Memory
 from tidegate.storage.parquet import count_rows
+
+pytestmark = pytest.mark.matrix
 
 ODD_NAMES = ["plain", "a b", "größe", "50%", "a%20b", "a+b", "k=v", "a#b", "a?b", "日本", "it's", "a&b;c,d@e", "~x"]
 
@@ -116,7 +119,7 @@ def test_a_file_goes_with_its_checksum(files: Memory) -> None:
     for name in ("a.parquet", ".a.parquet.crc", "k=v/a.parquet", "k=v/.a.parquet.crc", "k=v/b.parquet"):
         files.write(name, b"")
     for name in ("a.parquet", "k=v/a.parquet", "k=v/a.parquet"):
-        remove_file(files, name)
+        remove_files(files, [name])
     assert files.list() == ["k=v/b.parquet"]
 
 
@@ -219,3 +222,10 @@ def test_a_query_that_is_restored_at_a_batch_writes_the_next_into_a_fresh_folder
     assert sum(count_rows(restored.output, name) for name in names) == 2 * ROWS_PER_FILE
     assert set(names) == parquet_files(restored.output)
     assert not is_committed(restored.checkpoint, last + 3)
+
+
+def test_a_file_of_checksums_is_of_the_file_beside_it() -> None:
+    assert checked_by("a/b/.part-0.parquet.crc") == "a/b/part-0.parquet"
+    assert checked_by(".part.crc") == "part"
+    for own in ("a/part-0.parquet", "a/.hidden", "a/part.crc", "part"):
+        assert checked_by(own) == own

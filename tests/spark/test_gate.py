@@ -23,6 +23,8 @@ from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder
 from tidegate.storage.memory import Memory
 
+pytestmark = pytest.mark.matrix
+
 pyarrow: Any = importlib.import_module("pyarrow")
 parquet: Any = importlib.import_module("pyarrow.parquet")
 

@@ -29,9 +29,10 @@ from tidegate.spark.state_diff import KeyChange, difference
 from tidegate.spark.stored_state import StoredOperator
 from tidegate.storage.file_lists import files_of
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.places import as_given
 from tidegate.storage.scratch import scratch
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 FIRST, ALL = 180, 360
 """Rows that were read by the end of the first run, and of the second."""
@@ -112,7 +113,7 @@ Ask = Callable[..., RowsAnswer]
 def ask(place: Place, capsys: pytest.CaptureFixture[str]) -> Ask:
     def asked(stage: str, checkpoint: str = "latest", **options: Any) -> RowsAnswer:
         capsys.readouterr()
-        inspect_command(place.root, checkpoint, stage, **{"limit": 1000, "as_json": True, **options})
+        inspect_command(as_given(place.root), checkpoint, stage, **{"limit": 1000, "as_json": True, **options})
         answer = answered(capsys.readouterr().out)
         assert isinstance(answer, RowsAnswer)
         assert answer.count == len(answer.rows) or answer.out
@@ -208,19 +209,19 @@ def test_rows_are_given_as_a_table_a_file_or_a_folder(
 ) -> None:
     of_one: dict[str, Any] = {"part": "count", "where": "key.key >= 'k3'"}
     assert [row["key"]["key"] for row in ask("visits", **of_one).rows] == ["k3", "k4"]
-    inspect_command(place.root, place.last, "visits", **of_one, limit=1)
+    inspect_command(as_given(place.root), place.last, "visits", **of_one, limit=1)
     told = [line for line in capsys.readouterr().out.splitlines() if line.strip()]
     assert told[0] == f"state of visits at {place.last}: transformWithState (operator 0, count)"
     assert told[1].split() == ["key.key", "value.seen", "partition_id"]
     assert told[3].split()[:2] == ["k3", "72"]
     assert told[-1] == "the first 1 of 2 rows where key.key >= 'k3'; --limit shows more"
-    inspect_command(place.root, place.last, "visits", **of_one, form=Format.CSV)
+    inspect_command(as_given(place.root), place.last, "visits", **of_one, form=Format.CSV)
     assert [line.split(",")[:2] for line in capsys.readouterr().out.splitlines()] == [
         ["key.key", "value.seen"],
         ["k3", "72"],
         ["k4", "72"],
     ]
-    inspect_command(place.root, place.last, "visits", **of_one, form=Format.CSV, out=tmp_path / "rows.csv")
+    inspect_command(as_given(place.root), place.last, "visits", **of_one, form=Format.CSV, out=tmp_path / "rows.csv")
     assert len((tmp_path / "rows.csv").read_text(encoding="utf-8").splitlines()) == 3
     folder = tmp_path / "rows"
     answer = ask("per_minute", form=Format.PARQUET, out=folder)
@@ -236,7 +237,7 @@ def test_rows_are_given_as_a_table_a_file_or_a_folder(
 
 @pytest.mark.usefixtures("untouched")
 def test_all_stages_are_listed_with_what_they_hold(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
-    inspect_command(place.root, as_json=True)
+    inspect_command(as_given(place.root), as_json=True)
     answer = answered(capsys.readouterr().out)
     assert isinstance(answer, InspectAnswer)
     held = {name: [(each.kind, each.keys, each.rows) for each in stage.state] for name, stage in answer.stages.items()}
@@ -250,7 +251,7 @@ def test_all_stages_are_listed_with_what_they_hold(place: Place, capsys: pytest.
         "visits": [("transformWithState", ("key",), {"count": 5, "ids": ALL, "thirds": 15, "timers": 5})],
     }
     assert answer.stages["totals"].in_query_of == "per_minute"
-    inspect_command(place.root)
+    inspect_command(as_given(place.root))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == f"{place.last} of pipeline inspected"
     assert {"rows no state", "totals in the query of per_minute", "matched 0 deduplication key 5"} <= set(lines)
@@ -260,7 +261,7 @@ def test_all_stages_are_listed_with_what_they_hold(place: Place, capsys: pytest.
 @pytest.mark.usefixtures("untouched")
 def test_two_checkpoints_are_compared_key_by_key(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     def compared(stage: str, **options: Any) -> DiffAnswer:
-        diff_command(place.first, "latest", place.root, stage, **options, as_json=True)
+        diff_command(place.first, "latest", as_given(place.root), stage, **options, as_json=True)
         answer = answered(capsys.readouterr().out)
         assert isinstance(answer, DiffAnswer)
         return answer
@@ -281,7 +282,7 @@ def test_two_checkpoints_are_compared_key_by_key(place: Place, capsys: pytest.Ca
     left = compared("matched", operator=1, part="left")
     assert counts(left) == (FIRST // 6, 0, 0, FIRST // 6)
     assert counts(compared("matched", operator=0)) == (0, 0, 0, 5)
-    diff_command(place.first, place.last, place.root, "visits", part="count", limit=1)
+    diff_command(place.first, place.last, as_given(place.root), "visits", part="count", limit=1)
     assert capsys.readouterr().out.splitlines() == [
         f"state of visits (count) from {place.first} to {place.last}",
         "0 keys added, 0 removed, 5 changed, 0 unchanged",
@@ -312,14 +313,14 @@ def test_a_file_that_was_cut_is_named(copy: Path) -> None:
     data = (copy / cut.stored).read_bytes()
     (copy / cut.stored).write_bytes(data[: len(data) // 2])
     for look in (
-        lambda: inspect_command(copy, stage="visits", part="count"),
-        lambda: inspect_command(copy),
-        lambda: diff_command("latest", "latest", copy, "visits", part="count"),
+        lambda: inspect_command(as_given(copy), stage="visits", part="count"),
+        lambda: inspect_command(as_given(copy)),
+        lambda: diff_command("latest", "latest", as_given(copy), "visits", part="count"),
         lambda: tidegate.state(copy, "latest", "visits", part="count").collect(),
     ):
         with pytest.raises(DamagedCheckpoint, match=f"{cut.stored} of stage 'visits' is not what it was: size differs"):
             look()
-    inspect_command(copy, stage="per_minute")  # of another stage nothing is damaged
+    inspect_command(as_given(copy), stage="per_minute")  # of another stage nothing is damaged
 
 
 # -- a rehearsal --------------------------------------------------------------------------------------
@@ -329,7 +330,7 @@ def test_a_file_that_was_cut_is_named(copy: Path) -> None:
 def test_a_rehearsal_tells_which_queries_would_run_from_a_checkpoint(
     place: Place, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    verify_command(place.root, deep=place.file, as_json=True)
+    verify_command(as_given(place.root), deep=place.file, as_json=True)
     answer = answered(capsys.readouterr().out)
     assert isinstance(answer, VerifyAnswer)
     assert answer.rehearsal is not None
@@ -341,7 +342,7 @@ def test_a_rehearsal_tells_which_queries_would_run_from_a_checkpoint(
         ("visits",): "ran",
     }
     with pytest.raises(typer.Exit) as ended:
-        verify_command(place.root, int(place.first.removeprefix("ckpt-")), place.broken)
+        verify_command(as_given(place.root), int(place.first.removeprefix("ckpt-")), place.broken)
     assert ended.value.exit_code == Exit.FAILED
     told = capsys.readouterr().out
     assert "visits failed: stage 'visits' failed: TransformWithStateInPySpark driver worker exited" in told

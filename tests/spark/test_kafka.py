@@ -18,7 +18,7 @@ from tidegate.engine import planning
 from tidegate.engine.status import RunStatus
 from tidegate.errors import DataLost, PipelineChanged, RecoveryRefused
 from tidegate.spark import watch
-from tidegate.spark.session import existing_session, local_session
+from tidegate.spark.session import existing_session, own_session
 from tidegate.spark.sources import existing, going_on, streams_read
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
@@ -39,7 +39,7 @@ def broker() -> Iterator[KafkaBroker]:
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     assert existing_session() is None, "these tests need a session with Spark's connector: run them alone (./dev kafka)"
     settings = {"spark.jars": connector_jars()}
-    session = local_session("tidegate-kafka", tmp_path_factory.mktemp("spark") / "spark.log", settings)
+    session = own_session("tidegate-kafka", tmp_path_factory.mktemp("spark") / "spark.log", settings)
     yield session
     session.stop()
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.spark.kills import KilledRuns, kill_often
+from tests.spark.kills import STEPS, KilledRuns, at_steps, kill_often
 from tidegate.engine.kill_points import Step
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 # The step, and how often a run has passed it when its first batches are under way.
 _WITH_ROWS_IN_FLIGHT = {
@@ -19,22 +19,9 @@ _WITH_ROWS_IN_FLIGHT = {
 }
 
 
-# Each of them may leave files, or tables, that differ. The simulator kills at every call of the files, and `./dev soak`
-# at every step.
-_STEPS = {
-    Step.STAGE_RESTORED: 2,
-    Step.QUERIES_STARTED: 1,
-    Step.STAGE_CUT: 2,
-    Step.MANIFEST_WRITTEN: 2,
-    Step.SLOT_CLAIMED: 1,
-    Step.SINK_COMMITTED: 2,
-    Step.ALL_SINKS_COMMITTED: 1,
-}
-
-
 def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path)
-    steps = [f"{step.value}:{times}" for step, times in _STEPS.items()]
+    steps = at_steps(STEPS)
     assert kill_often(runs, steps, random_kills=3, seed=1) == 10
     runs.check_tables()
     assert runs.check_every_epoch() >= 3
@@ -44,7 +31,7 @@ def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothin
 @pytest.mark.soak
 def test_runs_that_cut_unaligned_lose_and_double_nothing_either(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path, "--unaligned-after", "0s")
-    steps = [f"{step.value}:{times}" for step, times in _WITH_ROWS_IN_FLIGHT.items()]
+    steps = at_steps(_WITH_ROWS_IN_FLIGHT)
     assert kill_often(runs, steps, random_kills=0, seed=2) == 3
     runs.check_tables()
     assert runs.check_every_epoch() >= 2

@@ -107,11 +107,12 @@ def check_newest(folder: Path) -> None:
 def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "build", lambda *_: BUILT)
     monkeypatch.setattr(fitting, "may_join", lambda _: frozenset())
-    monkeypatch.setattr(fitting, "StageSessions", lambda _: SimpleNamespace())
+    monkeypatch.setattr(fitting, "StageSessions", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr(fitting, "states_of", lambda _: nullcontext(lambda _stage: None))
-    monkeypatch.setattr(run, "local_session", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(run, "own_session", lambda *_: SimpleNamespace())
     monkeypatch.setattr(RunSession, "check", lambda *_: None)
-    monkeypatch.setattr(run._Run, "_watch_sources", lambda *_: None)
+    monkeypatch.setattr(run.Run, "_check_reached", lambda *_: None)
+    monkeypatch.setattr(run.Run, "_watch_sources", lambda *_: None)
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
 
 
@@ -169,7 +170,7 @@ def test_a_run_that_restarts_gives_way_to_one_that_took_over_meanwhile(
         open_next(Root(tmp_path / "root", "flat"))
         return False
 
-    monkeypatch.setattr(run._Run, "_drive", drive)
+    monkeypatch.setattr(run.Run, "_drive", drive)
     monkeypatch.setattr(Stop, "wait", pause)
     with pytest.raises(Superseded):
         pipeline_of(tmp_path).run(tmp_path / "root")
@@ -193,7 +194,7 @@ def test_a_run_that_is_told_to_stop_between_two_tries_stops(tmp_path: Path, monk
         told.start()
         raise StageFailed("rows", "out of memory")
 
-    monkeypatch.setattr(run._Run, "_drive", drive)
+    monkeypatch.setattr(run.Run, "_drive", drive)
     with pytest.raises(StageFailed):
         pipeline_of(tmp_path).run(tmp_path / "root", restart_pause="1h")
     assert not told.is_alive(), "it was told in the pause"
@@ -265,7 +266,7 @@ def test_a_table_without_what_the_checkpoint_goes_on_from_is_refused(table: str,
 def test_a_table_for_which_no_row_was_ever_sealed_may_be_another(
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
+    monkeypatch.setattr(run.Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path, has_rows=False)
@@ -285,7 +286,7 @@ def test_what_was_staged_in_a_table_that_was_moved_is_sought_where_it_is_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", noting(driven))
+    monkeypatch.setattr(run.Run, "_drive", noting(driven))
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path)
@@ -313,7 +314,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
     what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sink that never had a row has no epoch in its table, so that alone is no reason."""
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
+    monkeypatch.setattr(run.Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path)
@@ -333,7 +334,7 @@ def test_a_table_that_was_deleted_and_created_anew_is_refused_unless_it_holds_ep
 def test_what_a_table_is_known_by_is_kept_by_the_first_run_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though it is the first run that creates the table."""
     driven: list[Generation] = []
-    monkeypatch.setattr(run._Run, "_drive", noting(driven))
+    monkeypatch.setattr(run.Run, "_drive", noting(driven))
     pipeline_of(tmp_path).run(tmp_path / "root")
     table = driven[0].shape["table"].table
     assert table is not None
@@ -349,7 +350,7 @@ def test_a_source_that_stood_in_another_stream_is_refused(
     take_over(tmp_path)
     built = SimpleNamespace(**{**vars(BUILT), "streams": (SourceStream("json", {"path": reads}),)})
     monkeypatch.setattr(queries, "build", lambda *_: built)
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
+    monkeypatch.setattr(run.Run, "_drive", lambda *_: StopRun())
     if reads == "in":
         pipeline_of(tmp_path).run(tmp_path / "root")
     else:
@@ -368,7 +369,7 @@ def test_a_function_may_be_replaced_before_its_first_call_has_succeeded(
 ) -> None:
     """The first checkpoint was decided, and its epoch is not remembered yet: it lies in the root, and nowhere else."""
     take_over(tmp_path, TableAddress("function", "<test_opening.Writer object at 0x7f0123456789>"))
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
+    monkeypatch.setattr(run.Run, "_drive", lambda *_: StopRun())
     pipeline_of(tmp_path, sink=sink).run(tmp_path / "root")
     assert Root(tmp_path / "root", "flat").decisions.read().generation == 2
 
@@ -390,7 +391,7 @@ def test_a_damaged_checkpoint_is_not_skipped_where_a_table_that_must_be_fenced_i
 def test_a_damaged_checkpoint_is_skipped_where_the_table_was_fenced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run._Run, "_drive", lambda *_: StopRun())
+    monkeypatch.setattr(run.Run, "_drive", lambda *_: StopRun())
     table = tg.DeltaTable(tmp_path / "lake" / "table").bind(place_in(tmp_path))
     table.prepare_table(SCHEMA)
     take_over(tmp_path, checkpoints=2)

@@ -77,17 +77,17 @@ class Slow:
         """By the gate's input, or by its reader."""
         flush = Gate.flush
 
-        def late(gate: Gate) -> None:
+        def late(gate: Gate, most: int | None = None) -> None:
             waiting = list(gate._waiting)
             if input_of(gate) == "rows":
                 if not gate._unconsumed:
                     gate._waiting = deque(waiting[:1])
-                    flush(gate)
+                    flush(gate, most)
                     gate._waiting = deque(waiting[1:])
                 return
             reader = gate.files.location().split("/")[-3]
             if waiting and waiting[-1].sequence >= self.until.get(reader, self.until.get(input_of(gate), 0)):
-                flush(gate)
+                flush(gate, most)
 
         monkeypatch.setattr(Gate, "flush", late)
 
@@ -116,6 +116,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
 @pytest.mark.spark
 @pytest.mark.postgres
 @pytest.mark.slow
+@pytest.mark.soak  # the simulator's RowsInOrder sees it in each of its runs
 def test_a_table_with_a_key_never_ends_with_an_older_row(
     tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer, slow: Slow
 ) -> None:

@@ -26,7 +26,7 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import StageState
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 Made = Callable[[DataFrame, DataFrame], DataFrame]
 

@@ -84,7 +84,9 @@ def test_a_source_that_is_asking_for_long_is_told_with_the_reason_and_when_it_go
         said = "Spark is getting offsets from KafkaV2[Subscribe[orders]]; no broker of localhost:9092 answers"
         assert waiting.why == said
         wait_until(lambda: query.looks > 200)
-        assert [each.message.partition(": ")[2] for each in caplog.records] == [said], "told, and not with every look"
+        assert [each.getMessage().partition(": ")[2] for each in caplog.records] == [said], (
+            "told, and not with every look"
+        )
         source.batch = 0
         wait_until(lambda: len(caplog.records) == 2)
         assert caplog.records[1].message.startswith("source orders goes on, after ")

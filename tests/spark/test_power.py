@@ -234,6 +234,7 @@ def test_a_run_goes_on_behind_a_record_that_is_torn_and_forces_nothing_without_f
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # the simulator loses its power at every call
 @pytest.mark.skipif(shutil.which("strace") is None, reason="there is no strace (on Debian: apt-get install strace)")
 def test_a_run_that_loses_its_power_goes_on_from_what_is_on_the_disk(tmp_path: Path) -> None:
     machine = Machine(tmp_path)

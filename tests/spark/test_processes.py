@@ -21,8 +21,8 @@ def wait_for_checkpoint(runs: KilledRuns, above: int = 0, seconds: float = 120) 
     """The newest checkpoint once there is one above `above`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if (runs.root / "decisions").is_dir():
-            newest = StoredDecisions(Folder(runs.root)).read().newest
+        if runs.store.list("decisions"):
+            newest = StoredDecisions(runs.store).read().newest
             if newest is not None and newest.checkpoint_id > above:
                 return newest.checkpoint_id
         time.sleep(0.1)
@@ -72,6 +72,7 @@ def test_a_run_that_is_told_to_stop_ends_with_a_checkpoint_and_a_second_run_is_r
     assert runs.check_every_epoch() >= 1
 
 
+@pytest.mark.soak  # drivers sleep and wake up in test_drivers.py
 def test_a_run_that_was_stopped_and_wakes_up_after_another_took_over_does_no_harm(tmp_path: Path) -> None:
     runs = KilledRuns(tmp_path)
     runs.feed(8)

@@ -19,7 +19,7 @@ from tidegate.errors import SinkFailed, StageFailed
 from tidegate.protocol.config import CheckpointConfig
 
 
-class Failing(run._Run):
+class Failing(run.Run):
     """Every generation fails at once, or after a checkpoint with something more consumed."""
 
     def __init__(self, folder: Path, advances: Iterator[bool], restarts: int, restart_pause: str = "0ms") -> None:
@@ -34,7 +34,9 @@ class Failing(run._Run):
 
     def _open(self) -> Any:
         self.opened += 1
-        return SimpleNamespace(generation=0, has_advanced=next(self._advances), stop=lambda: None)
+        return SimpleNamespace(
+            generation=0, has_advanced=next(self._advances), has_stuck_queries=False, stop=lambda: None
+        )
 
     def _drive(self, _generation: Any) -> StopRun:
         raise StageFailed("stage", "again")

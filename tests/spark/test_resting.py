@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -21,6 +22,8 @@ from tidegate.spark.queries import read_gate
 from tidegate.spark.resting import WAITING, QueryRest
 from tidegate.spark.session import StageSessions
 from tidegate.storage.folder import Folder
+
+pytestmark = pytest.mark.matrix
 
 # -- when a stage lets its query rest, and when it wakes it ------------------------------------------
 
@@ -197,3 +200,31 @@ def test_a_query_that_nobody_wakes_looks_now_and_then_and_can_be_stopped(tmp_pat
     reader.query.stop()
     assert time.monotonic() - began < 15
     reader.rest.close()
+
+
+class _Stalled:
+    """What holds the lock, for a process that is stopped for a while between two of its calls."""
+
+    def __init__(self, holder: Any) -> None:
+        self._holder = holder
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("schedule"):
+            time.sleep(2.5)
+        return getattr(self._holder, name)
+
+
+@pytest.mark.spark
+def test_a_query_goes_on_though_who_let_it_rest_was_stopped_meanwhile(tmp_path: Path, spark: SparkSession) -> None:
+    reader = Reader(spark, tmp_path)
+    try:
+        reader.rest._make_holder()
+        reader.rest._holder = _Stalled(reader.rest._holder)
+        reader.come_to_rest()
+        time.sleep(2.5)
+        reader.rest.end()
+        reader.release()
+        eventually(lambda: reader.has_committed(0))
+    finally:
+        reader.rest.close()
+        reader.query.stop()

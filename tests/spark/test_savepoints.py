@@ -16,10 +16,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tidegate as tg
+from tests.s3_server import S3Server
 from tests.spark.harness import oracle, run_to_end, table_rows, write_input
 from tests.spark.test_restoring import COLUMNS, shop, shown
 from tidegate.engine.kill_points import VARIABLE
 from tidegate.errors import DamagedCheckpoint, ForeignTable, RecoveryRefused
+from tidegate.storage.bucket_access import open_bucket
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.savepoints import RECORD
 
@@ -113,6 +115,36 @@ def test_it_outlives_its_root_and_needs_nothing_but_itself_and_the_tables(saved:
     tg.restore(root, str(elsewhere))
     assert shown(saved.folder) == saved.shown_then
     shutil.rmtree(elsewhere)  # it is taken over by nobody, and needed no more
+    saved.go_on(spark, root)
+
+
+@pytest.mark.s3
+def test_it_may_be_in_a_bucket(
+    saved: Saved, spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    place = f"{s3_server.make_bucket('savepoints')}/orders"
+    done = tidegate("savepoint", "--root", saved.root, "--to", place, "--name", "last")
+    assert done.returncode == 0, done.stderr
+    assert f"it is yours: {place}/last" in done.stdout
+    again = tidegate("savepoint", "--root", saved.root, "--to", place, "--name", "last")
+    assert again.returncode == 2
+    assert "there is a savepoint 'last'" in again.stderr
+    listed = tidegate("savepoints", "--in", place, "--verify", "--json")
+    assert listed.returncode == 0, listed.stderr
+    assert [each["folder"] for each in json.loads(listed.stdout)["savepoints"]] == [f"{place}/last"]
+    shutil.rmtree(saved.root)
+    root = saved.folder / "another root"
+    unknown = tidegate("restore", "--root", root, "--to", f"{place}/first", "--yes")
+    assert unknown.returncode != 0
+    assert "names no savepoint" in unknown.stderr
+    restored = tidegate("restore", "--root", root, "--to", f"{place}/last", "--yes")
+    assert restored.returncode == 0, restored.stderr
+    assert shown(saved.folder) == saved.shown_after
+    deleted = tidegate("savepoint", "delete", "last", "--in", place, "--yes")
+    assert deleted.returncode == 0, deleted.stderr
+    assert not open_bucket(place).names_in()
     saved.go_on(spark, root)
 
 

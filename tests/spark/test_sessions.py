@@ -21,10 +21,10 @@ from tidegate.engine.run import run_pipeline
 from tidegate.engine.status import RunStatus
 from tidegate.errors import InvalidConfig, InvalidPipeline
 from tidegate.sinks.sessions import derived_session
-from tidegate.spark.session import StageSessions, local_session
+from tidegate.spark.session import StageSessions, own_session
 from tidegate.spark.spark_log import rotate
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 
 def settings_of(spark: SparkSession) -> dict[str, object]:
@@ -118,7 +118,7 @@ def test_a_users_own_file_source_keeps_its_log_as_spark_keeps_it(spark: SparkSes
 
 def test_a_session_that_the_user_has_but_did_not_give_is_not_changed(tmp_path: Path, spark: SparkSession) -> None:
     before = settings_of(spark)
-    found = local_session("another name", tmp_path / "spark.log")
+    found = own_session("another name", tmp_path / "spark.log")
     assert found.sparkContext is spark.sparkContext
     assert settings_of(spark) == before
 
@@ -135,7 +135,7 @@ def test_a_session_that_the_user_has_is_seen_from_any_thread_and_not_changed(
     spark.conf.set("spark.sql.shuffle.partitions", "7")
     before = settings_of(spark)
     found: list[SparkSession] = []
-    in_a_thread(lambda: found.append(local_session("another name", tmp_path / "spark.log")))
+    in_a_thread(lambda: found.append(own_session("another name", tmp_path / "spark.log")))
     try:
         assert found[0]._jsparkSession.equals(spark._jsparkSession)
         assert settings_of(spark) == before
@@ -203,7 +203,7 @@ from tidegate.spark import spark_log
 spark_log.rotate.__defaults__ = (20_000,)
 spark_log._LOOK_EVERY_S = 0.05
 log = pathlib.Path(sys.argv[1])
-spark = s.local_session("odd", log)
+spark = s.own_session("odd", log)
 print("rows:", spark.range(3).count())
 for number in range(10):  # past Spark's own log, as Python functions do
     for _ in range(5):
@@ -217,7 +217,7 @@ spark._jvm.org.slf4j.LoggerFactory.getLogger("a.b.last").warn("words")
 
 def test_a_session_of_our_own_starts_whatever_letters_the_root_has_and_its_log_stays_short(tmp_path: Path) -> None:
     log = tmp_path / "größe 50% a+b it's" / "root" / "spark.log"
-    environment = {**os.environ, "PYTHONPATH": str(Path(local_session.__code__.co_filename).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(own_session.__code__.co_filename).parents[2])}
     command = [sys.executable, "-c", TALKATIVE, str(log)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert "rows: 3" in ended.stdout, ended.stderr[-2000:]
@@ -315,11 +315,11 @@ def test_a_table_is_not_partitioned_by_a_moment(tmp_path: Path, spark: SparkSess
 
 def test_settings_reach_the_session_that_a_run_makes_for_itself(tmp_path: Path) -> None:
     program = "import sys, pathlib, tidegate.spark.session as s; "
-    program += "made = s.local_session('odd', pathlib.Path(sys.argv[1]), {'spark.sql.shuffle.partitions': '3', "
+    program += "made = s.own_session('odd', pathlib.Path(sys.argv[1]), {'spark.sql.shuffle.partitions': '3', "
     program += "'spark.master': 'local[1]'}); "
     program += "print('set:', made.conf.get('spark.sql.shuffle.partitions'), made.sparkContext.master)"
     command = [sys.executable, "-c", program, str(tmp_path / "spark.log")]
-    environment = {**os.environ, "PYTHONPATH": str(Path(local_session.__code__.co_filename).parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(own_session.__code__.co_filename).parents[2])}
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert "set: 3 local[1]" in ended.stdout, ended.stderr[-2000:]
 

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 import tidegate as tg
 from tests.spark.harness import oracle, run_to_end, stream, table_rows, write_input
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 
 def check(pipeline: tg.Pipeline, spark: SparkSession, lake: Path, columns: dict[str, list[str]]) -> None:

@@ -45,7 +45,9 @@ def one_sink(folder: Path, sink: Sink, files_per_batch: int = 2) -> tg.Pipeline:
 # -- upserts ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("partition_by", [[], ["key"]], ids=["flat", "partitioned"])
+@pytest.mark.parametrize(
+    "partition_by", [pytest.param([], marks=pytest.mark.soak, id="flat"), pytest.param(["key"], id="partitioned")]
+)
 def test_a_delta_table_with_a_key_shows_the_newest_row_of_each(
     partition_by: list[str], tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -236,9 +238,7 @@ def test_at_every_checkpoint_all_tables_show_the_same_prefix_though_one_is_compa
         shown = tables["everything"].to_spark(spark).select("id", "key").collect()
         assert as_rows(shown) == Counter((each, f"k{each % 5}") for each in range(count))
         assert sorted(tables["everything"].to_pandas()["id"]) == list(range(count))
-    assert re.search(
-        r"sink everything: upkeep of Delta table .*all: before: \d+ files, after: 5; 0 deleted", caplog.text
-    )
+    assert re.search(r"sink everything: upkeep of Delta table .*all: before: \d+ files, after: 5; ", caplog.text)
     assert "failed" not in caplog.text
 
 

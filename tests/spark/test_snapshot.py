@@ -33,6 +33,8 @@ from tidegate.storage.manifest import FORMAT, Manifest, StageSnapshot, encode_ma
 from tidegate.storage.memory import Memory
 from tidegate.storage.paths import RootPaths
 
+pytestmark = pytest.mark.matrix
+
 STAGE = "counted"
 
 # -- folders that are made by hand ------------------------------------------------------------------

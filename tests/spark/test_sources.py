@@ -20,7 +20,7 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 ROWS_PER_BATCH = 7
 

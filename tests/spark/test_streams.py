@@ -23,6 +23,8 @@ from tidegate.storage.folder import Folder
 from tidegate.storage.manifest import SourceStream, StageShape
 from tidegate.storage.paths import RootPaths
 
+pytestmark = pytest.mark.matrix
+
 SERVERS = "kafka.bootstrap.servers"
 
 

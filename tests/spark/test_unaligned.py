@@ -17,6 +17,7 @@ from tidegate.engine.generation import Generation
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.aligner import CutCause
 from tidegate.storage.inspection import InspectedRoot, references
+from tidegate.storage.places import as_given
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -52,19 +53,19 @@ def check_rows_in_flight(root: Path, capsys: pytest.CaptureFixture[str]) -> None
     segments = inspected.manifest(inspected.newest()).stages["slow"].in_flight["rows"]
     first, last = segments[0].sequence, segments[-1].sequence
     capsys.readouterr()
-    inspect_command(root, stage="slow", in_flight=True, limit=1000, as_json=True)
+    inspect_command(as_given(root), stage="slow", in_flight=True, limit=1000, as_json=True)
     answer = answered(capsys.readouterr().out)
     assert isinstance(answer, RowsAnswer)
     assert (answer.operator, answer.part) == (None, "rows")
     assert [row["id"] for row in answer.rows] == list(range((first - 1) * 20, last * 20))
-    inspect_command(root)
+    inspect_command(as_given(root))
     assert f"{len(segments)} segment" in capsys.readouterr().out
     cut = root / segments[-1].files[0].path
     whole = cut.read_bytes()
     try:
         cut.write_bytes(whole[:-1])
         with pytest.raises(DamagedCheckpoint, match=f"{segments[-1].files[0].path}, in flight to stage 'slow', is not"):
-            inspect_command(root, stage="slow", in_flight=True)
+            inspect_command(as_given(root), stage="slow", in_flight=True)
     finally:
         cut.write_bytes(whole)
 

@@ -240,15 +240,28 @@ def test_a_source_of_another_kind_begins_where_the_other_began(tmp_path: Path, s
         return spark.readStream.format("rate").option("rowsPerSecond", "20").load()
 
     pipeline = of_one(read, tmp_path / "a")
-    in_time = at_most(60)
 
-    def enough(status: RunStatus) -> None:
-        in_time(status)
-        if any(each.state == "complete" and each.new_bytes for each in status.checkpoints[2:]):
-            raise Crash
+    def enough(table: Path) -> Callable[[RunStatus], None]:
+        in_time = at_most(120)
+
+        def look(status: RunStatus) -> None:
+            in_time(status)
+            # Rows are shown, and nothing is decided that the table does not show yet: it is read at the newest.
+            is_settled = not status.in_progress and all(each.state == "complete" for each in status.checkpoints)
+            if is_settled and len(status.checkpoints) > 2 and as_set(table):
+                raise Crash
+
+        return look
 
     with pytest.raises(Crash):
-        run_to_end(pipeline, tmp_path / "root-a", spark, available_now=False, checkpoint_interval="700ms", view=enough)
+        run_to_end(
+            pipeline,
+            tmp_path / "root-a",
+            spark,
+            available_now=False,
+            checkpoint_interval="700ms",
+            view=enough(tmp_path / "a"),
+        )
     up_to(tmp_path, spark, pipeline=of_one(read, tmp_path / "b"))
     tables = tg.read(tmp_path / "root-a", newest(tmp_path, "a"))
     assert as_set(tmp_path / "b") == {tuple(each.items()) for each in tables["kept"].to_arrow().to_pylist()}
@@ -261,7 +274,7 @@ def test_a_source_of_another_kind_begins_where_the_other_began(tmp_path: Path, s
             spark,
             available_now=False,
             checkpoint_interval="700ms",
-            view=enough,
+            view=enough(tmp_path / "c"),
         )
     with pytest.raises(RecoveryRefused, match="has read something that the other has not, or began elsewhere"):
         up_to(tmp_path, spark, name="c", pipeline=of_one(read, tmp_path / "c"))

@@ -17,7 +17,7 @@ from tests.spark.harness import Crash, as_rows, at_most, run_to_end, stream, tab
 from tidegate.engine.status import RunStatus
 from tidegate.storage.inspection import InspectedRoot
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
 
 
 def windowed(folder: Path) -> tg.Pipeline:

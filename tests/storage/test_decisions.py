@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -206,7 +206,7 @@ def test_records_that_lie_in_each_others_slots_are_damage(store: Folder, decisio
     store.write(RootPaths.decision(2), second)
     store.write(RootPaths.decision(3), first)
     with pytest.raises(DamagedLog, match=r"record decisions/0+2\.json is that of slot 3: it was put into its place"):
-        decisions.read()
+        StoredDecisions(store).read()
 
 
 # As a loss of power leaves it: its name is on the disk, its content is not, or as zeros.
@@ -238,7 +238,7 @@ def test_a_record_that_is_torn_and_followed_by_another_is_damage(
     completed(decisions, completed(decisions, opened(decisions)))
     store.write(RootPaths.decision(2), left)
     with pytest.raises(DamagedLog, match="slot 2 of the decision log is empty or torn, but slot 3 follows"):
-        decisions.read()
+        StoredDecisions(store).read()
 
 
 def test_of_many_that_find_a_torn_record_exactly_one_goes_on_behind_it(tmp_path: Path) -> None:
@@ -340,3 +340,25 @@ def test_marks_below_an_id_are_forgotten_but_not_its_own(store: Folder, decision
     decisions.forget_marks_below(5)
     assert store.list(RootPaths.IDS) == [RootPaths.used_id(each) for each in (5, 6, 7)]
     assert decisions.largest_used() == 7
+
+
+def test_few_marks_are_left_where_a_deletion_is_to_be_worth_it(store: Folder, decisions: StoredDecisions) -> None:
+    for checkpoint_id in (1, 2, 3):
+        decisions.mark_used(checkpoint_id)
+    decisions.forget_marks_below(3, at_least=3)
+    assert len(store.list(RootPaths.IDS)) == 3
+    decisions.mark_used(4)
+    decisions.forget_marks_below(4, at_least=3)
+    assert store.list(RootPaths.IDS) == [RootPaths.used_id(4)]
+
+
+def test_a_record_that_was_created_here_is_not_read(tmp_path: Path) -> None:
+    class Unread(Folder):
+        def read_all(self, names: Iterable[str]) -> dict[str, bytes]:
+            wanted = list(names)
+            assert not wanted, wanted
+            return {}
+
+    decisions = StoredDecisions(Unread(tmp_path))
+    opened(decisions)
+    assert decisions.read().generation == 1

@@ -15,6 +15,11 @@ from msgspec import Meta
 
 from tidegate.engine.changes import Change, TableChange
 from tidegate.engine.control import Life
+from tidegate.engine.critical_path import PathStep
+from tidegate.engine.events import AnyEvent
+from tidegate.engine.graph import GraphStage, Table
+from tidegate.engine.outlook import NextStart
+from tidegate.engine.positions import SourcePosition
 from tidegate.engine.status import (
     CheckpointStatus,
     DueCheckpoint,
@@ -25,6 +30,7 @@ from tidegate.engine.status import (
     StoppingStep,
     now,
 )
+from tidegate.engine.summary import Summary
 from tidegate.storage.manifest import StageKind
 
 VERSION: Final = 1
@@ -47,50 +53,16 @@ class _Event(msgspec.Struct, tag_field="event", kw_only=True):
 # -- what several tell ------------------------------------------------------------------------------
 
 
-class Table(msgspec.Struct, frozen=True):
-    """Where the rows of a sink are."""
-
-    kind: Annotated[str, Meta(description="such as `delta` or `postgres`")]
-    address: Annotated[str, Meta(description="its path or its name, without credentials")]
-
-
-class GraphStage(msgspec.Struct, frozen=True):
-    """A stage of a pipeline's DAG."""
-
-    kind: Annotated[StageKind, Meta(description="what it is")]
-    inputs: Annotated[tuple[str, ...], Meta(description="the stages that it reads")]
-    output_mode: Annotated[str, Meta(description="Spark's: `append`, `update` or `complete`")]
-    table: Annotated[Table | None, Meta(description="of a sink; null of other stages")] = None
-    chained_into: Annotated[
-        str | None,
-        Meta(
-            description="the stage in whose query it ran; null: it had its own, or was the last of those in it, or "
-            "that is not known, as of a file: it is decided when a run starts"
-        ),
-    ] = None
-
-
-class NextStart(msgspec.Struct, frozen=True):
-    """What the next run on a root does."""
-
-    decision: Annotated[
-        Literal["fresh", "goes_on", "skips", "refuses"],
-        Meta(
-            description="`fresh`: it starts from the beginning, `goes_on` from the newest checkpoint, `skips` what is "
-            "damaged and goes on from an older one, `refuses` to start"
-        ),
-    ]
-    checkpoint: Annotated[str | None, Meta(description="the one that it goes on from; null: none")] = None
-    why: Annotated[str | None, Meta(description="why it skips one or refuses; otherwise null")] = None
-
-
 class VerifiedCheckpoint(msgspec.Struct):
     """What was found of the files of one checkpoint."""
 
     checkpoint: Annotated[str, Meta(description="its name")]
     state: Annotated[
-        Literal["intact", "damaged", "removed"],
-        Meta(description="`removed`: by the run that is alive, while it was read; that is no damage"),
+        Literal["intact", "there", "damaged", "removed"],
+        Meta(
+            description="`intact`: all was read; `there`: all is, by its size, and was not read (--quick); "
+            "`removed`: by the run that is alive, while it was looked at; that is no damage"
+        ),
     ] = "intact"
     files: Annotated[int, Meta(description="how many are what they were")] = 0
     bytes: Annotated[int, Meta(description="of these")] = 0
@@ -306,11 +278,47 @@ class CheckpointAnswer(_Answer, tag="checkpoint", kw_only=True):
         dict[str, tuple[str, ...]],
         Meta(description="per source, where it stood in each of its streams, in Spark's words for that kind of stream"),
     ]
+    positions: Annotated[
+        dict[str, tuple[SourcePosition, ...]],
+        Meta(description="the same in words, and by topics and files where it is of these"),
+    ]
+    critical_path: Annotated[
+        tuple[PathStep, ...],
+        Meta(
+            description="what it waited for, one after the other: from the trigger until all tables showed it, or "
+            "until it was decided where no more is known"
+        ),
+    ]
     in_flight: Annotated[
         dict[str, dict[str, int]],
         Meta(description="per stage and input, bytes that were in flight at an unaligned cut; where there were any"),
     ]
     manifest: Annotated[str, Meta(description="the file in the root that lists all it consists of")]
+
+
+class SummaryAnswer(_Answer, tag="summary", kw_only=True):
+    """`tidegate checkpoints --summary`: how checkpoints went, over the history of the root."""
+
+    root: Root
+    pipeline: PipelineName
+    summary: Summary
+
+
+class HistoryAnswer(_Answer, tag="history", kw_only=True):
+    """`tidegate history`: what has happened."""
+
+    root: Root
+    pipeline: PipelineName
+    events: Annotated[
+        tuple[AnyEvent, ...],
+        Meta(
+            description="newest first, as many as `--limit` allows. What each is, its `event` tells: `checkpoint`, "
+            "`start`, `failure`, `end`, `savepoint`, `rewind`"
+        ),
+    ]
+    next: Annotated[
+        str | None, Meta(description="what `--before` takes to ask for those before them; null: there are none")
+    ]
 
 
 class TakenAnswer(_Answer, tag="taken", kw_only=True):
@@ -507,6 +515,15 @@ class DemoAnswer(_Answer, tag="demo", kw_only=True):
     kills: Annotated[int, Meta(description="that were survived")]
 
 
+class DashboardAnswer(_Answer, tag="dashboard", kw_only=True):
+    """`tidegate dashboard`, as soon as it answers requests; it goes on until it is stopped."""
+
+    url: Annotated[str, Meta(description="where it is")]
+    roots: Annotated[dict[str, str], Meta(description="the roots as they were given, by their keys in the API")]
+    actions_allowed: Annotated[bool, Meta(description="whether runs can be asked for something over it")]
+    token: Annotated[str | None, Meta(description="the file or variable that its token is in; null: none is used")]
+
+
 class RestoredTable(msgspec.Struct, frozen=True, kw_only=True):
     """A sink's table, and what restoring a checkpoint, forking or promoting does to it."""
 
@@ -627,6 +644,8 @@ Answer = (
     StatusAnswer
     | CheckpointsAnswer
     | CheckpointAnswer
+    | SummaryAnswer
+    | HistoryAnswer
     | TakenAnswer
     | CancelledAnswer
     | StoppedAnswer
@@ -640,6 +659,7 @@ Answer = (
     | SimulateAnswer
     | ReplayAnswer
     | DemoAnswer
+    | DashboardAnswer
     | RestoreAnswer
     | SavepointMadeAnswer
     | SavepointsAnswer

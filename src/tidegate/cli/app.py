@@ -18,10 +18,12 @@ from tidegate import __version__
 from tidegate.cli import (
     checkpoints,
     compare,
+    dashboard,
     demo,
     diff,
     fork,
     graph,
+    history,
     inspect,
     interrupts,
     plan,
@@ -81,6 +83,7 @@ app.command("checkpoint")(requests.checkpoint_command)
 app.command("cancel")(requests.cancel_command)
 app.command("stop")(requests.stop_command)
 app.command("checkpoints")(checkpoints.checkpoints_command)
+app.command("history")(history.history_command)
 app.command("verify")(verify.verify_command)
 app.command("restore")(restore.restore_command)
 app.add_typer(savepoint.app, name="savepoint")
@@ -91,6 +94,7 @@ app.command("inspect")(inspect.inspect_command)
 app.command("diff")(diff.diff_command)
 app.command("compare")(compare.compare_command)
 app.command("graph")(graph.graph_command)
+app.command("dashboard")(dashboard.dashboard_command)
 app.command("demo")(demo.demo_command)
 app.command("simulate")(simulate.simulate_command)
 

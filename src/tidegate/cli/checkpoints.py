@@ -3,37 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, GraphStage, Table
+from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, SummaryAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
-from tidegate.cli.options import AsJson, CheckpointId, RootFolder
-from tidegate.cli.outlook import next_run, next_start
+from tidegate.cli.options import AsJson, CheckpointId, RootPlace
 from tidegate.cli.speech import say
 from tidegate.cli.tables import watermark_cell, watermark_told
-from tidegate.cli.text import as_bytes, as_duration, as_time, console, terminal_width
+from tidegate.cli.text import as_bytes, as_duration, as_time, console, counted, plain_table, terminal_width
 from tidegate.engine.control import Life, look
-from tidegate.engine.status import CheckpointStatus, CutBecause, StagePart, status_in
+from tidegate.engine.critical_path import critical_path
+from tidegate.engine.events import CheckpointEnded
+from tidegate.engine.graph import graph_of
+from tidegate.engine.history import Past
+from tidegate.engine.outlook import next_run, next_start
+from tidegate.engine.positions import SourcePosition, positions_of
+from tidegate.engine.status import CheckpointStatus, CutBecause, SinkCommit, StagePart, status_in, with_course
+from tidegate.engine.summary import Spread, summary_of
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, StageShape, StageSnapshot
+from tidegate.storage.places import Place, RootGiven
 
 
-def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_json: AsJson = False) -> None:
+def checkpoints_command(
+    root: RootPlace,
+    checkpoint: CheckpointId = None,
+    summary: Annotated[
+        bool, typer.Option("--summary", help="How they went, in numbers, over the history of the root.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show the checkpoints of a root, or one of them in full.
 
     The list holds every checkpoint that the pipeline can be restored from, those that were lately aborted, and the one
     in progress. With an ID: that one stage by stage, with the position of each source in its stream and the batch at
-    which each stage was cut.
+    which each stage was cut, what it waited for longest, and how long each sink took to commit it.
+
+    With --summary: the smallest, the average, the largest and percentiles of what all those took and stored that are in
+    the history (tidegate history), whether or not they can be restored still.
 
     Of every checkpoint the manifest is read, and its files are looked at by their sizes; `tidegate verify` reads them.
     Exits with 4 if one is damaged, or the next run will refuse to start, and says what that does.
@@ -43,8 +59,15 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
     Example: tidegate checkpoints --root state/orders
 
     Example: tidegate checkpoints 42 --root state/orders --json
+
+    Example: tidegate checkpoints --root state/orders --summary
     """
     inspected = InspectedRoot(root)
+    if summary:
+        if checkpoint is not None:
+            raise typer.BadParameter("--summary is of all of them, not of one", param_hint="--summary")
+        _show_summary(root, inspected, as_json=as_json)
+        return
     if checkpoint is not None:
         _show_one(root, inspected, inspected.find(checkpoint), as_json=as_json)
         return
@@ -62,8 +85,9 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
         )
     else:
         _print_list(inspected, listed, console())
-        current = {each.checkpoint_id for each in inspected.current()}
-        left = [each.checkpoint_id for each in inspected.retained() if each.checkpoint_id not in current]
+        log = inspected.log()
+        current = {each.checkpoint_id for each in log.lineage()}
+        left = [each for each in sorted(log.retained) if each not in current and log.completed(each) is not None]
         if left:
             names = ", ".join(map(checkpoint_name, left))
             console().print(
@@ -75,17 +99,60 @@ def checkpoints_command(root: RootFolder, checkpoint: CheckpointId = None, as_js
         raise typer.Exit(Exit.DAMAGE)
 
 
-def _show_one(root: Path, inspected: InspectedRoot, record: CheckpointCompleted, *, as_json: bool) -> None:
+def _show_summary(root: Place, inspected: InspectedRoot, *, as_json: bool) -> None:
+    events = Past(inspected.files).everything()
+    found = summary_of(each.checkpoint for each in events if isinstance(each, CheckpointEnded))
+    if as_json:
+        say(SummaryAnswer(root=str(root), pipeline=inspected.pipeline, summary=found))
+        return
+    out = console()
+    since = "" if found.since is None else f", since {as_time(found.since)} UTC"
+    out.print(f"pipeline {inspected.pipeline}: {found.complete:,} complete, {found.aborted:,} aborted{since}")
+    table = plain_table(["of those that are complete"], ["min", "average", "max", "p50", "p90", "p95", "p99"])
+    for name, (heading, told) in _MEASURES.items():
+        spread: Spread | None = getattr(found, name)
+        if spread is not None:
+            row = (spread.min, spread.average, spread.max, spread.p50, spread.p90, spread.p95, spread.p99)
+            table.add_row(heading, *(told(round(each)) for each in row))
+    if found.complete:
+        out.print(table)
+
+
+_MEASURES: Final[dict[str, tuple[str, Callable[[int], str]]]] = {
+    "duration_ms": ("until it was decided", as_duration),
+    "alignment_ms": ("longest alignment", as_duration),
+    "commit_ms": ("longest commit", as_duration),
+    "shown_ms": ("until all tables showed it", as_duration),
+    "new_bytes": ("new", as_bytes),
+    "total_bytes": ("total", as_bytes),
+    "in_flight_bytes": ("in flight", as_bytes),
+}
+
+
+def _show_one(root: Place, inspected: InspectedRoot, record: CheckpointCompleted, *, as_json: bool) -> None:
     manifest = _manifest(inspected, record)
     damage_found = inspected.damage_of(record)
+    checkpoint = with_course(status_in(manifest), _course(inspected, manifest))
+    positions = positions_of(inspected.files, manifest)
     if as_json:
-        say(_in_full(root, record, manifest, damage_found))
+        say(_in_full(root, record, manifest, checkpoint, positions, damage_found))
     else:
-        _print_in_full(manifest, console())
+        _print_in_full(manifest, checkpoint, positions, console())
     if damage_found is not None:
         if not as_json:
             console().print(f"damaged: {damage_found}\n{next_run(inspected)}", markup=False, soft_wrap=True)
         raise typer.Exit(Exit.DAMAGE)
+
+
+def _course(inspected: InspectedRoot, manifest: Manifest) -> CheckpointStatus | None:
+    """How a checkpoint went: as the run says, if that remembers it, or by the history."""
+    name = checkpoint_name(manifest.checkpoint_id)
+    _, status = look(inspected.place)
+    for each in () if status is None else status.checkpoints:
+        if (each.checkpoint, each.generation, each.state) == (name, manifest.generation, "complete"):
+            return each
+    found = Past(inspected.files).checkpoint(name, manifest.triggered_at)
+    return None if found is None else found.checkpoint
 
 
 # -- the list -------------------------------------------------------------------------------------
@@ -93,7 +160,9 @@ def _show_one(root: Path, inspected: InspectedRoot, record: CheckpointCompleted,
 
 def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
     told = _told(inspected)
-    completed = [found for record in inspected.retained() if (found := _completed(inspected, record, told)) is not None]
+    records = inspected.retained()
+    inspected.look_ahead(records)
+    completed = [found for record in records if (found := _completed(inspected, record, told)) is not None]
     known = {each.checkpoint for each in completed}
     others = [each for each in told.values() if each.checkpoint not in known and each.state != "complete"]
     # By number: from the millionth on, a name has one digit more.
@@ -103,10 +172,10 @@ def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
 def _told(inspected: InspectedRoot) -> dict[str, CheckpointStatus]:
     """What the run says of checkpoints that it has aborted, and while it is alive of those that are not complete yet:
     of these nothing else tells."""
-    life, status = look(inspected.paths, inspected.files)
+    life, status = look(inspected.place)
     if status is None:
         return {}
-    found = [each for each in status.checkpoints if each.state == "aborted"]
+    found = [each for each in status.checkpoints if each.state in ("aborted", "complete")]
     if life is Life.ALIVE:
         found += [each for each in status.checkpoints if each.state == "committing"]
         found += status.in_progress
@@ -119,7 +188,7 @@ def _completed(
     """A completed checkpoint; None if the run has removed it while we looked."""
     name = checkpoint_name(record.checkpoint_id)
     try:
-        found = status_in(inspected.manifest(record))
+        found = with_course(status_in(inspected.manifest(record)), told.get(name))
         damage = inspected.damage_of(record)
     except UnknownCheckpoint:
         return None
@@ -212,8 +281,14 @@ def _state(checkpoint: CheckpointStatus) -> str:
 # -- one in full ----------------------------------------------------------------------------------
 
 
-def _in_full(root: Path, record: CheckpointCompleted, manifest: Manifest, damage: str | None) -> CheckpointAnswer:
-    checkpoint = status_in(manifest)
+def _in_full(
+    root: Place,
+    record: CheckpointCompleted,
+    manifest: Manifest,
+    checkpoint: CheckpointStatus,
+    positions: dict[str, tuple[SourcePosition, ...]],
+    damage: str | None,
+) -> CheckpointAnswer:
     return CheckpointAnswer(
         root=str(root),
         pipeline=manifest.pipeline,
@@ -222,6 +297,8 @@ def _in_full(root: Path, record: CheckpointCompleted, manifest: Manifest, damage
         source_positions={
             name: stage.source_positions for name, stage in manifest.stages.items() if stage.source_positions
         },
+        positions=positions,
+        critical_path=critical_path(checkpoint),
         in_flight={name: sizes for name, stage in manifest.stages.items() if (sizes := _in_flight(stage))},
         manifest=record.manifest,
     )
@@ -232,23 +309,12 @@ def _in_flight(stage: StageSnapshot) -> dict[str, int]:
     return {name: size for name, size in sizes.items() if size}
 
 
-def graph_of(manifest: Manifest) -> dict[str, GraphStage]:
-    """The pipeline as it was at a checkpoint."""
-    chained = {each: name for name, before in manifest.chains.items() for each in before}
-    return {
-        name: GraphStage(
-            shape.kind,
-            shape.inputs,
-            shape.output_mode,
-            None if shape.table is None else Table(shape.table.kind, shape.table.address),
-            chained.get(name),
-        )
-        for name, shape in manifest.shape.items()
-    }
-
-
-def _print_in_full(manifest: Manifest, out: Console) -> None:
-    checkpoint = status_in(manifest)
+def _print_in_full(
+    manifest: Manifest,
+    checkpoint: CheckpointStatus,
+    positions: dict[str, tuple[SourcePosition, ...]],
+    out: Console,
+) -> None:
     out.print(f"[bold]{checkpoint_name(manifest.checkpoint_id)}[/] of pipeline {manifest.pipeline}")
     out.print(
         f"{kind_of(checkpoint)}, epoch {manifest.epoch}, generation {manifest.generation}, attempt {manifest.attempt}"
@@ -257,6 +323,9 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
         f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "
         f"{as_bytes(manifest.new_bytes)} new of {as_bytes(manifest.total_bytes)}"
     )
+    if checkpoint.waited_for is not None:
+        # Whole in a pipe, where somebody may look for it; folded where it would not fit.
+        out.print(f"what it waited for: {checkpoint.waited_for}", markup=False, soft_wrap=not out.is_terminal)
     stages = [(shape, manifest.stages[name]) for name, shape in manifest.shape.items()]
     if any(shape.has_event_time for shape, _ in stages):
         out.print(f"the pipeline's watermark: {watermark_told(manifest.min_watermark_ms)}")
@@ -275,14 +344,23 @@ def _print_in_full(manifest: Manifest, out: Console) -> None:
     for name, part in checkpoint.stages.items():
         for line in _how_cut(name, part):
             out.print(line, markup=False, soft_wrap=True)
+    for name, commit in checkpoint.commits.items():
+        out.print(f"{name} {_committed(commit)}", markup=False, soft_wrap=True)
     for name, stage in manifest.stages.items():
-        for position in stage.source_positions:
-            out.print(f"source {name} stands at {position}", markup=False, soft_wrap=True)
+        for position in positions.get(name, ()):
+            out.print(f"source {name} stands at: {position.words}", markup=False, soft_wrap=True)
         for each, segments in stage.in_flight.items():
             if segments:
                 size = as_bytes(sum(segment.size_bytes for segment in segments))
                 count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
                 out.print(f"in flight from {each} to {name}: {count}, {size}", markup=False)
+
+
+def _committed(commit: SinkCommit) -> str:
+    tries = "" if not commit.failures else f", after {counted(commit.failures, 'failure')}: {commit.why}"
+    if commit.took_ms is None:
+        return f"has not committed it{tries}"
+    return f"committed it in {as_duration(commit.took_ms)}{tries}"
 
 
 def _watermark(stage: tuple[StageShape, StageSnapshot]) -> Text:
@@ -316,7 +394,7 @@ def _manifest(inspected: InspectedRoot, record: CheckpointCompleted) -> Manifest
         raise DamagedCheckpoint(f"{what}{then}") from damage
 
 
-def newest_manifest(root: Path) -> tuple[InspectedRoot, Manifest | None]:
+def newest_manifest(root: RootGiven) -> tuple[InspectedRoot, Manifest | None]:
     """A root, and the newest checkpoint of the lineage that the next run goes on from, if there is one."""
     inspected = InspectedRoot(root)
     while (newest := inspected.log().newest) is not None:

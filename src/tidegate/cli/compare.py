@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -13,10 +12,10 @@ from rich.text import Text
 from tidegate.cli.answers import ColumnTypes, CompareAnswer, TableDifference
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
-from tidegate.cli.options import AsJson, RootFolder, complete_checkpoint, parse_checkpoint
+from tidegate.cli.options import AsJson, RootPlace, complete_checkpoint, parse_checkpoint
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_time, console, terminal_width
-from tidegate.storage.user_paths import local_path
+from tidegate.storage.places import Place, as_given
 
 if TYPE_CHECKING:
     from tidegate.engine.comparing import Comparison, TableComparison
@@ -25,9 +24,9 @@ _UTC: Final = "UTC"
 
 
 def compare_command(
-    root: RootFolder,
+    root: RootPlace,
     other: Annotated[
-        Path, typer.Option("--with", metavar="PATH", parser=local_path, help="The root of the other pipeline.")
+        Place, typer.Option("--with", metavar="PLACE", parser=as_given, help="The root of the other pipeline.")
     ],
     checkpoint: Annotated[
         int | None,
@@ -86,8 +85,8 @@ def _compared(table: TableComparison, limit: int) -> TableDifference:
 
     columns = table.columns
     return TableDifference(
-        path=str(table.table.path),
-        other_path=str(table.other_table.path),
+        path=table.table.address,
+        other_path=table.other_table.address,
         equal=table.is_equal,
         only_in_root=table.only_in_root,
         only_in_other=table.only_in_other,
@@ -100,7 +99,7 @@ def _compared(table: TableComparison, limit: int) -> TableDifference:
     )
 
 
-def _answer(root: Path, other: Path, found: Comparison, tables: dict[str, TableDifference]) -> CompareAnswer:
+def _answer(root: Place, other: Place, found: Comparison, tables: dict[str, TableDifference]) -> CompareAnswer:
     return CompareAnswer(
         root=str(root),
         other=str(other),

@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -22,6 +24,7 @@ from rich.rule import Rule
 
 from tidegate.cli.answers import ComparedTable, DemoAnswer, ErrorAnswer
 from tidegate.cli.checkpoints import newest_manifest
+from tidegate.cli.demo_drivers import DemoDrivers
 from tidegate.cli.exits import Exit
 from tidegate.cli.options import AsJson, check_writable
 from tidegate.cli.speech import say
@@ -29,9 +32,10 @@ from tidegate.cli.tables import run_lines
 from tidegate.cli.text import plain_table
 from tidegate.engine.kill_points import VARIABLE as KILL_VARIABLE
 from tidegate.engine.status_files import read_status
-from tidegate.storage.folder import Folder
+from tidegate.errors import InvalidConfig
+from tidegate.storage.places import Place, RootInFolder, as_given
 
-_PIPELINE: Final = Path(__file__).with_name("demo_pipeline.py")
+_PIPELINE: Final = Path(__file__).parent / "demo_pipeline" / "orders.py"
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _COUNTRIES: Final = ("DE", "FR", "IT", "PL")
 # The last order is far in the future, so that the windows before it close. Its own never does.
@@ -55,8 +59,9 @@ _KILLS: Final = (
 )
 _FEED_EVERY_S: Final = 0.6
 # Four JVMs live for half a minute each: what the second compiler would gain them comes too late.
-_WARM_SOON: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_WARM_SOON: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 _ARM_AT_LATEST_S: Final = 120
+_ENDS_IN_S: Final = 120
 
 Rows = Counter[tuple[Any, ...]]
 
@@ -64,7 +69,21 @@ Rows = Counter[tuple[Any, ...]]
 def demo_command(
     files: Annotated[int, typer.Option(min=3, help="How many files of orders to generate.")] = 36,
     rows: Annotated[int, typer.Option(min=1, help="Rows in each.")] = 250,
+    drivers: Annotated[
+        int, typer.Option(min=1, help="How many drivers run it; with several, the one that leads is killed.")
+    ] = 1,
+    root: Annotated[
+        Place | None,
+        typer.Option(
+            metavar="PLACE",
+            parser=as_given,
+            help="Where its checkpoints go: nothing may be there. By default a folder that is removed in the end.",
+        ),
+    ] = None,
     svg: Annotated[Path | None, typer.Option(dir_okay=False, help="Write what is seen to this picture.")] = None,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Show it in a browser too, and go on after the verdict, until Ctrl-C.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline on Spark, kill it twice at bad moments, and compare its tables with a batch job.
@@ -74,15 +93,27 @@ def demo_command(
     written a manifest but not decided the checkpoint, and again as soon as the first of the tables shows one. In the
     end a batch job over the same input says what the tables must hold.
 
+    With --drivers 3, three processes run it together, the one that leads is killed, and another takes over. With --root
+    s3://bucket/demo, its checkpoints go to a bucket, and the last run goes on from them as if on another machine.
+
+    With --dashboard, it says where a browser shows all of it; after the verdict the pipeline goes on with new orders,
+    until you press Ctrl-C.
+
     Takes a minute or two. Exits with 0 if no row is lost and none is there twice.
 
     Example: tidegate demo
+
+    Example: tidegate demo --drivers 3
+
+    Example: tidegate demo --root s3://bucket/demo
     """
+    if root is not None and not root.is_empty():
+        raise InvalidConfig(f"something is in {root} already; the demo wants a root of its own")
     if svg is not None:
         check_writable("--svg", svg)
     teller = _Teller()
     try:
-        verdict = _show(files, rows, teller)
+        verdict = _show(files, rows, drivers, teller, root, with_dashboard=dashboard)
     except typer.Exit as ended:
         if as_json:
             why = f"a run of the demo ended with {ended.exit_code}; it says why on stderr"
@@ -95,24 +126,73 @@ def demo_command(
     raise typer.Exit(Exit.FINE if _is_right(verdict) else Exit.FAILED)
 
 
-def _show(files: int, rows: int, teller: _Teller) -> DemoAnswer:
-    with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name:
+def _show(
+    files: int, rows: int, drivers: int, teller: _Teller, given: Place | None, *, with_dashboard: bool
+) -> DemoAnswer:
+    with tempfile.TemporaryDirectory(prefix="tidegate-demo-") as name, ExitStack() as stack:
         folder = Path(name)
+        root = as_given(folder / "root") if given is None else given
+        if with_dashboard:
+            stack.enter_context(_dashboard(root, folder, teller))
+        is_folder = isinstance(root, RootInFolder)
+        machines = [[] if is_folder else ["--work", str(folder / f"machine-{number}")] for number in (1, 1, 2)]
         os.environ["TIDEGATE_DEMO_FOLDER"] = name
         os.environ.setdefault("JAVA_TOOL_OPTIONS", _WARM_SOON)
         feed = _Feed(folder, files, rows)
         teller.say(f"{files * rows:,} orders and as many payments are on their way")
+        if drivers > 1:
+            with DemoDrivers(folder, _command(root), drivers, feed, teller, root) as together:
+                kills = together.show()
+                verdict = _judge(folder, root, teller, kills=kills)
+            if with_dashboard:
+                _go_on(root, feed, machines[-1], teller)
+            return verdict
         for number, (step, when) in enumerate(_KILLS, start=1):
             teller.say(Rule(f"run {number}: to be killed {when}"))
             feed.share(number, len(_KILLS) + 1)
-            _run_until_killed(folder, feed, step, armed=folder / f"armed-{number}")
-            teller.show_the_end_of_run(folder)
+            _run_until_killed(root, feed, step, folder / f"armed-{number}", machines[number - 1])
+            teller.show_the_end_of_run(root)
             teller.say("[yellow]killed with SIGKILL[/]")
         feed.put_all()
-        teller.say(Rule(f"run {len(_KILLS) + 1}: to the end of the input"))
-        _run_to_the_end(folder)
-        teller.show_the_end_of_run(folder)
-        return _judge(folder, teller)
+        where = "" if is_folder else ", with nothing of the others but the bucket"
+        teller.say(Rule(f"run {len(_KILLS) + 1}: to the end of the input{where}"))
+        _run_to_the_end(root, machines[-1])
+        teller.show_the_end_of_run(root)
+        verdict = _judge(folder, root, teller, kills=len(_KILLS))
+        if with_dashboard:
+            _go_on(root, feed, machines[-1], teller)
+        return verdict
+
+
+@contextmanager
+def _dashboard(root: Place, folder: Path, teller: _Teller) -> Iterator[None]:
+    """On the port that it has by default, or any other."""
+    from tidegate.cli.dashboard import PORT, open_dashboard
+
+    token = folder / "dashboard.token"
+    try:
+        board, _ = open_dashboard([root], port=PORT, allow_actions=True, token_file=token)
+    except InvalidConfig:
+        board, _ = open_dashboard([root], port=0, allow_actions=True, token_file=token)
+    with board:
+        teller.say(f"the dashboard is at {board.url}; for its actions, the token is in {token}")
+        yield
+
+
+def _go_on(root: Place, feed: _Feed, arguments: Sequence[str], teller: _Teller) -> None:
+    """With new input, for whoever looks at it, until Ctrl-C, which the run hears too."""
+    teller.say(Rule("the pipeline goes on, for you to look at; Ctrl-C ends it"))
+    feed.put_for_ever()
+    with _start(root, *arguments) as process:
+        try:
+            while process.poll() is None:
+                feed.put_if_due()
+                time.sleep(0.05)
+        except KeyboardInterrupt:
+            process.wait(_ENDS_IN_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
 
 
 class _Teller:
@@ -122,16 +202,21 @@ class _Teller:
         self._screen = Console(highlight=False)
         self._picture = Console(record=True, file=io.StringIO(), width=_PICTURE_WIDTH, highlight=False)
 
+    @property
+    def width(self) -> int:
+        """What fits both."""
+        return min(self._screen.width, self._picture.width)
+
     def say(self, what: RenderableType) -> None:
         self._screen.print(what)
         self._picture.print(what)
 
-    def show_the_end_of_run(self, folder: Path) -> None:
+    def show_the_end_of_run(self, root: Place) -> None:
         """The run itself has shown it on the terminal, if there is one."""
         if sys.stdout.isatty():
             sys.stdout.write(_LEAVE_THE_VIEW)
             sys.stdout.flush()
-        status = read_status(Folder(folder / "root"))
+        status = read_status(root.files)
         if status is not None:
             self._picture.print(Group(*run_lines(status, self._picture.width)))
 
@@ -164,6 +249,10 @@ class _Feed:
         if self._put < self._share and time.monotonic() - self._put_s >= _FEED_EVERY_S:
             self._put_next()
 
+    def put_for_ever(self) -> None:
+        """From now on there is always more."""
+        self._share = sys.maxsize
+
     def put_all(self) -> None:
         while self._put < self._files:
             self._put_next()
@@ -171,7 +260,7 @@ class _Feed:
     def _put_next(self) -> None:
         orders, payments = [], []
         for each in range(self._put * self._rows, (self._put + 1) * self._rows):
-            is_last = each == self._files * self._rows - 1
+            is_last = each >= self._files * self._rows - 1  # or after that
             moment = _START + timedelta(seconds=each) + (_FUTURE if is_last else timedelta())
             country = _COUNTRIES[each % len(_COUNTRIES)]
             orders.append({"id": each, "ts": moment.isoformat(), "country": country, "amount": each})
@@ -186,30 +275,37 @@ class _Feed:
         self._put_s = time.monotonic()
 
 
-def _start(folder: Path, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[bytes]:
+def _start(root: Place, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[bytes]:
     """The pipeline in a process of its own, with its own view."""
     environment = {key: value for key, value in os.environ.items() if key != KILL_VARIABLE}
     if kill_at is not None:
         environment[KILL_VARIABLE] = kill_at
-    command = [sys.executable, "-m", "tidegate", "run", str(_PIPELINE), "--root", str(folder / "root")]
-    return subprocess.Popen([*command, "--checkpoint-interval", "3s", *arguments], env=environment)
+    return subprocess.Popen([*_command(root), *arguments], env=environment)
 
 
-def _run_until_killed(folder: Path, feed: _Feed, step: str, armed: Path) -> None:
+def _command(root: Place) -> list[str]:
+    command = [sys.executable, "-m", "tidegate", "run", str(_PIPELINE), "--root", str(root)]
+    return [*command, "--checkpoint-interval", "3s"]
+
+
+def _run_until_killed(root: Place, feed: _Feed, step: str, armed: Path, arguments: Sequence[str]) -> None:
     """Let it work until a checkpoint of it holds new rows; then it kills itself at the step."""
-    started = time.monotonic()
-    with _start(folder, kill_at=f"{step}@{armed}") as process:
+    started = looked = time.monotonic()
+    with _start(root, *arguments, kill_at=f"{step}@{armed}") as process:
         while process.poll() is None:
             feed.put_if_due()
-            if _has_worked(folder, process.pid) or time.monotonic() - started > _ARM_AT_LATEST_S:
-                armed.touch()
+            now = time.monotonic()
+            if now - looked >= root.pace.ask_every_s:
+                looked = now
+                if _has_worked(root, process.pid) or now - started > _ARM_AT_LATEST_S:
+                    armed.touch()
             time.sleep(0.05)
     if process.returncode != -signal.SIGKILL:
         raise typer.Exit(process.returncode or Exit.FAILED)
 
 
-def _has_worked(folder: Path, pid: int) -> bool:
-    status = read_status(Folder(folder / "root"))
+def _has_worked(root: Place, pid: int) -> bool:
+    status = read_status(root.files)
     if status is None or status.pid != pid:
         return False
     return any(
@@ -218,8 +314,8 @@ def _has_worked(folder: Path, pid: int) -> bool:
     )
 
 
-def _run_to_the_end(folder: Path) -> None:
-    with _start(folder, "--available-now") as process:
+def _run_to_the_end(root: Place, arguments: Sequence[str]) -> None:
+    with _start(root, *arguments, "--available-now") as process:
         code = process.wait()
     if code != 0:
         raise typer.Exit(code)
@@ -228,16 +324,16 @@ def _run_to_the_end(folder: Path) -> None:
 # -- the verdict ----------------------------------------------------------------------------------
 
 
-def _judge(folder: Path, teller: _Teller) -> DemoAnswer:
+def _judge(folder: Path, root: Place, teller: _Teller, kills: int) -> DemoAnswer:
     teller.say(Rule("verdict: the tables against a batch job over the same input"))
-    inspected, manifest = newest_manifest(folder / "root")
+    inspected, manifest = newest_manifest(root)
     assert manifest is not None
     expected = _expected(folder)
     still_open = take_open_windows(expected["revenue"], manifest.stages["revenue"].watermark_ms or 0)
     tables = {name: compare(wanted, _found(folder / "lake" / name)) for name, wanted in expected.items()}
     log = inspected.log()
     # Every slot of the log is a generation that was opened or a checkpoint that was completed.
-    verdict = DemoAnswer(tables=tables, checkpoints=log.next_slot - 1 - log.generation, kills=len(_KILLS))
+    verdict = DemoAnswer(tables=tables, checkpoints=log.next_slot - 1 - log.generation, kills=kills)
     _tell(verdict, still_open, teller)
     return verdict
 
@@ -250,7 +346,8 @@ def _tell(verdict: DemoAnswer, still_open: int, teller: _Teller) -> None:
     teller.say(table)
     if still_open:
         teller.say(f"{still_open} window of revenue is still open: a stream writes a window when its time is over")
-    teller.say(f"{verdict.checkpoints} checkpoints taken, {verdict.kills} kills survived")
+    kills = "1 kill" if verdict.kills == 1 else f"{verdict.kills} kills"
+    teller.say(f"{verdict.checkpoints} checkpoints taken, {kills} survived")
     if unexpected := sum(each.unexpected for each in verdict.tables.values()):
         teller.say(f"[red]{unexpected:,} rows are in a table that no batch job would write")
     is_right = _is_right(verdict)
@@ -272,9 +369,9 @@ def _expected(folder: Path) -> dict[str, Rows]:
     """What the same functions give as a batch job, in Spark, over the same input."""
     from tidegate.cli.load import load_pipeline
     from tidegate.engine.batch_job import batch_job
-    from tidegate.spark.session import local_session
+    from tidegate.spark.session import own_session
 
-    session = local_session("tidegate demo, the batch job", folder / "batch.log")
+    session = own_session("tidegate demo, the batch job", folder / "batch.log")
     try:
         return {
             name: _rows(frame.toArrow())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 import typer
 
 from tidegate.cli.answers import ChangedKey, DiffAnswer
-from tidegate.cli.options import AsJson, OperatorNumber, RootFolder, checkpoint_or_latest, complete_stage
+from tidegate.cli.options import AsJson, OperatorNumber, RootPlace, checkpoint_or_latest, complete_stage
 from tidegate.cli.speech import say
 from tidegate.cli.text import console, counted
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.places import Place, place_of
 from tidegate.storage.scratch import scratch
-from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     from tidegate.engine.inspecting import CheckpointInside
@@ -26,7 +25,7 @@ _TOLD: Final = {"added": "+", "removed": "-", "changed": "~"}
 def diff_command(
     before: Annotated[str, checkpoint_or_latest()],
     after: Annotated[str, checkpoint_or_latest()],
-    root: RootFolder,
+    root: RootPlace,
     stage: Annotated[str, typer.Option(autocompletion=complete_stage, help="The stage whose state is compared.")],
     operator: OperatorNumber = None,
     part: Annotated[
@@ -51,7 +50,7 @@ def diff_command(
     # Not above: other commands need not wait for these.
     from tidegate.engine.inspecting import CheckpointInside
 
-    inspected = InspectedRoot(plain_path(root))
+    inspected = InspectedRoot(place_of(root))
     first, second = CheckpointInside(inspected, before), CheckpointInside(inspected, after)
     for each in (first, second):
         each.check_has_state(stage)
@@ -71,7 +70,7 @@ class _Asked(msgspec.Struct, frozen=True):
     limit: int
 
 
-def _compared(root: Path, before: CheckpointInside, after: CheckpointInside, asked: _Asked) -> DiffAnswer:
+def _compared(root: Place, before: CheckpointInside, after: CheckpointInside, asked: _Asked) -> DiffAnswer:
     from tidegate.engine.inspecting import chosen_operator, reading_session
     from tidegate.spark.state_diff import difference
     from tidegate.spark.stored_state import told_of

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ from tidegate.cli.options import (
     AsJson,
     PipelineFileIfAny,
     PipelineName,
-    RootFolder,
+    RootPlace,
     Yes,
     as_pairs,
     refuse_to_ask,
@@ -24,16 +23,16 @@ from tidegate.cli.speech import say
 from tidegate.cli.table_changes import as_answer, print_tables
 from tidegate.cli.text import console
 from tidegate.protocol.config import as_ms
-from tidegate.storage.user_paths import local_path, plain_path
+from tidegate.storage.places import Place, as_given, place_of
 
 if TYPE_CHECKING:
     from tidegate.engine.forking import Promotion
 
 
 def fork_command(
-    root: RootFolder,
+    root: RootPlace,
     to: Annotated[
-        Path, typer.Option("--to", metavar="PATH", parser=local_path, help="The root of the fork, which is made.")
+        Place, typer.Option("--to", metavar="PLACE", parser=as_given, help="The root of the fork, which is made.")
     ],
     of: Annotated[
         str,
@@ -76,12 +75,12 @@ def fork_command(
     if key != "suffix" or not suffix:
         raise typer.BadParameter("write suffix=TEXT, such as suffix=_next", param_hint="--tables")
     made = fork_root(
-        plain_path(root),
+        place_of(root),
         of,
-        plain_path(to),
+        place_of(to),
         suffix=suffix,
         tables=as_pairs("--table", table or [], "SINK=PATH", "revenue=lake/revenue_next"),
-        sinks=sinks_in(file, pipeline, plain_path(root)),
+        sinks=sinks_in(file, pipeline, place_of(root)),
         timeout_s=as_ms("timeout", timeout) / 1000,
     )
     if as_json:
@@ -105,7 +104,7 @@ def fork_command(
 
 
 def promote_command(
-    root: RootFolder,
+    root: RootPlace,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would be done.")] = False,
     yes: Yes = False,
     discard_others: Annotated[
@@ -134,9 +133,9 @@ def promote_command(
     from tidegate.engine.forking import plan_promotion, promote_root
 
     refuse_to_ask(as_json=as_json, is_answered=yes or dry_run)
-    sinks = sinks_in(file, pipeline, plain_path(root))
+    sinks = sinks_in(file, pipeline, place_of(root))
     if dry_run:
-        plan = plan_promotion(plain_path(root), sinks)
+        plan = plan_promotion(place_of(root), sinks)
         _tell(plan, as_json=as_json, is_done=False)
         if plan.refused is not None or (plan.others and not discard_others):
             raise typer.Exit(Exit.UNUSABLE_ROOT)
@@ -148,7 +147,7 @@ def promote_command(
         return yes or typer.confirm("promote the fork?")
 
     done = promote_root(
-        plain_path(root), discard_others=discard_others, sinks=sinks, take_over=take_over, confirm=confirm
+        place_of(root), discard_others=discard_others, sinks=sinks, take_over=take_over, confirm=confirm
     )
     if done is None:
         typer.echo("nothing was changed")

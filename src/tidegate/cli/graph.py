@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
-from tidegate.cli.answers import GraphAnswer, GraphStage, Table
-from tidegate.cli.checkpoints import graph_of, newest_manifest
-from tidegate.cli.drawing.layout import DrawnStage
-from tidegate.cli.options import AsJson, RootFolderIfAny, check_writable
+from tidegate.cli.answers import GraphAnswer
+from tidegate.cli.checkpoints import newest_manifest
+from tidegate.cli.options import AsJson, RootPlaceIfAny, check_writable
 from tidegate.cli.speech import say
 from tidegate.cli.text import terminal_width
+from tidegate.engine.graph import GraphStage, Table, drawn_stage, graph_of
+from tidegate.engine.layout import DrawnStage
 from tidegate.errors import ForeignRoot, NoRoot
 from tidegate.protocol.names import checkpoint_name
+from tidegate.storage.places import Place
 
 
 class Format(enum.StrEnum):
@@ -26,7 +28,7 @@ class Format(enum.StrEnum):
 
 def graph_command(
     file: Annotated[Path | None, typer.Argument(exists=True, help="The Python file that defines it.")] = None,
-    root: RootFolderIfAny = None,
+    root: RootPlaceIfAny = None,
     form: Annotated[Format, typer.Option("--format", help="How to draw it.")] = Format.TEXT,
     out: Annotated[Path | None, typer.Option(dir_okay=False, help="Write it to this file.")] = None,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if the file defines several.")] = None,
@@ -46,7 +48,7 @@ def graph_command(
     if as_json:
         say(graph)
         return
-    stages = [_stage(name, each) for name, each in graph.stages.items()]
+    stages = [drawn_stage(name, each) for name, each in graph.stages.items()]
     drawn = _drawn(stages, form, f"pipeline {graph.pipeline}", None if out is not None else terminal_width())
     if out is None:
         typer.echo(drawn, nl=not drawn.endswith("\n"))
@@ -55,7 +57,7 @@ def graph_command(
         out.write_text(drawn, encoding="utf-8")
 
 
-def _graph(file: Path | None, root: Path | None, pipeline: str | None) -> GraphAnswer:
+def _graph(file: Path | None, root: Place | None, pipeline: str | None) -> GraphAnswer:
     if file is not None and root is None:
         if file.is_dir():
             raise typer.BadParameter(f"{file} is a folder; of a root: tidegate graph --root {file}", param_hint="FILE")
@@ -84,7 +86,7 @@ def _drawn(stages: list[DrawnStage], form: Format, title: str, width: int | None
     return as_list(stages, width)
 
 
-def _of_root(root: Path, name: str | None) -> GraphAnswer:
+def _of_root(root: Place, name: str | None) -> GraphAnswer:
     inspected, manifest = newest_manifest(root)
     if name not in (None, inspected.pipeline):
         raise ForeignRoot(f"{root} belongs to pipeline {inspected.pipeline!r}, not to {name!r}; name its own or none")
@@ -111,10 +113,3 @@ def _of_file(file: Path, name: str | None) -> GraphAnswer:
         for each in pipeline.validated()
     }
     return GraphAnswer(pipeline=pipeline.name, checkpoint=None, stages=stages)
-
-
-def _stage(name: str, stage: GraphStage) -> DrawnStage:
-    note = "" if stage.output_mode == "append" else stage.output_mode
-    if stage.chained_into is not None:
-        note = f"in {stage.chained_into}"
-    return DrawnStage(name, stage.kind, stage.inputs, note, stage.chained_into)

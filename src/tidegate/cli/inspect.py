@@ -21,7 +21,7 @@ from tidegate.cli.options import (
     LATEST,
     AsJson,
     OperatorNumber,
-    RootFolder,
+    RootPlace,
     check_writable,
     checkpoint_or_latest,
     complete_stage,
@@ -30,8 +30,8 @@ from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, counted, plain_table, terminal_width
 from tidegate.errors import InvalidConfig
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.places import Place, place_of
 from tidegate.storage.scratch import scratch
-from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +72,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def inspect_command(
-    root: RootFolder,
+    root: RootPlace,
     checkpoint: Annotated[str, checkpoint_or_latest()] = LATEST,
     stage: Annotated[
         str | None,
@@ -127,17 +127,17 @@ def inspect_command(
             or any(each is not None for each in (operator, part, where, out, limit))
         ):
             raise typer.BadParameter("rows are of one stage: name it with --stage")
-        _list(root, CheckpointInside(InspectedRoot(plain_path(root)), checkpoint), as_json=as_json)
+        _list(root, CheckpointInside(InspectedRoot(place_of(root)), checkpoint), as_json=as_json)
         return
     question = _Question(stage, operator, part, in_flight, where, form, out, limit)
     _check(question, as_json=as_json)
-    _give(root, CheckpointInside(InspectedRoot(plain_path(root)), checkpoint), question, as_json=as_json)
+    _give(root, CheckpointInside(InspectedRoot(place_of(root)), checkpoint), question, as_json=as_json)
 
 
 # -- all stages -------------------------------------------------------------------------------------
 
 
-def _list(root: Path, inside: CheckpointInside, *, as_json: bool) -> None:
+def _list(root: Place, inside: CheckpointInside, *, as_json: bool) -> None:
     stages = {name: _held(inside, name, ()) for name in inside.stages}
     if with_state := [name for name in stages if inside.holder_of(name) == name and inside.has_state(name)]:
         from tidegate.engine.inspecting import reading_session
@@ -232,7 +232,7 @@ def _check(question: _Question, *, as_json: bool) -> None:
         raise InvalidConfig(f"--out {question.out} is there already; name a folder that is yet to be made")
 
 
-def _give(root: Path, inside: CheckpointInside, question: _Question, *, as_json: bool) -> None:
+def _give(root: Place, inside: CheckpointInside, question: _Question, *, as_json: bool) -> None:
     from tidegate.engine.inspecting import reading_session
     from tidegate.spark.rows import as_objects, filtered, ordered
     from tidegate.spark.stored_state import told_of
@@ -261,7 +261,7 @@ def _give(root: Path, inside: CheckpointInside, question: _Question, *, as_json:
 
 
 def _answer(
-    root: Path, inside: CheckpointInside, question: _Question, found: _Found, count: int, *rows: dict[str, Any]
+    root: Place, inside: CheckpointInside, question: _Question, found: _Found, count: int, *rows: dict[str, Any]
 ) -> RowsAnswer:
     return RowsAnswer(
         root=str(root),

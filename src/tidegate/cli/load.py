@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.engine.pipeline import Pipeline
 from tidegate.errors import InvalidPipeline, TidegateError
+from tidegate.storage.places import Place
 
 if TYPE_CHECKING:
     from tidegate.sinks.contract import Sink
@@ -46,16 +47,15 @@ def load_pipeline(file: Path, name: str | None, *, to_run: bool = False) -> Pipe
     return next(iter(found.values()))
 
 
-def sinks_in(file: Path | None, name: str | None, root: Path) -> dict[str, Sink]:
+def sinks_in(file: Path | None, name: str | None, root: Place) -> dict[str, Sink]:
     """The sinks of the pipeline that a file defines, as they are on a root, whose tables nobody reaches without it;
     none without a file. What can be reached by what the root knows is: the file may say otherwise by now."""
     if file is None:
         return {}
     from tidegate.engine.forks import as_run_on
     from tidegate.sinks import outside
-    from tidegate.storage.folder import Folder
 
-    sinks = as_run_on(load_pipeline(file, name), Folder(root)).sinks
+    sinks = as_run_on(load_pipeline(file, name), root.files).sinks
     return {name: sink for name, sink in sinks.items() if sink.table.kind not in outside.REACHED}
 
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from tidegate.cli.text import age, as_bytes, as_duration
-from tidegate.engine.status import RunStatus
+from tidegate.cli.text import age, as_bytes, as_duration, counted
+from tidegate.engine.status import HeldInput, RunStatus, TransferStatus
 
 
 class Notice(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 def notices(status: RunStatus) -> list[Notice]:
-    return [*_due(status), *_waiting(status), *_over_bound(status), *_first_batch(status)]
+    return [*_due(status), *_waiting(status), *_over_bound(status), *_transfer(status), *_first_batch(status)]
 
 
 def _due(status: RunStatus) -> Iterator[Notice]:
@@ -42,9 +42,18 @@ def _waiting(status: RunStatus) -> Iterator[Notice]:
         if stage.held_back_by is not None:
             text = f"{name} is held back by {stage.held_back_by}"
             yield Notice(text, text, frozenset((name, stage.held_back_by)))
+        for held in stage.held:
+            text = f"{held.input} is held at {name}: it is {_ahead(held)}"
+            yield Notice(text, f"{name} held {held.input}", frozenset((name, held.input, held.ahead_of)))
         if stage.no_batch is not None:
             text = f"{name} has planned no batch for {age(stage.no_batch.since)}: {stage.no_batch.why}"
             yield Notice(text, f"{name} no batch", frozenset((name,)), is_logged=True)
+
+
+def _ahead(held: HeldInput) -> str:
+    if held.by_ms is None:
+        return f"ahead of {held.ahead_of}, which has no watermark yet"
+    return f"{as_duration(held.by_ms)} ahead of {held.ahead_of}"
 
 
 def _over_bound(status: RunStatus) -> Iterator[Notice]:
@@ -58,6 +67,19 @@ def _over_bound(status: RunStatus) -> Iterator[Notice]:
                     f"more than --max-inflight allows"
                 )
                 yield Notice(text, f"{name} over bound {checkpoint.checkpoint}", frozenset((name,)), is_logged=True)
+
+
+def _transfer(status: RunStatus) -> Iterator[Notice]:
+    if status.transfer is not None:
+        yield Notice(
+            transfer_told(status.transfer), status.transfer.doing, is_logged=status.transfer.doing == "downloading"
+        )
+
+
+def transfer_told(transfer: TransferStatus) -> str:
+    """uploading 120 of 300 files, 1.2 GB of 3.4 GB."""
+    told = f"{transfer.doing} {transfer.files:,} of {counted(transfer.of_files, 'file')}"
+    return f"{told}, {as_bytes(transfer.bytes)} of {as_bytes(transfer.of_bytes)}" if transfer.of_bytes else told
 
 
 def _first_batch(status: RunStatus) -> Iterator[Notice]:

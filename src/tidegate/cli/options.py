@@ -11,14 +11,14 @@ from tidegate.engine.options import DEFAULTS, default_of, description_of
 from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.user_paths import local_path
+from tidegate.storage.places import Place, as_given
 
 LATEST: Final = "latest"
 _ROOT: Final = typer.Option(
-    "--root", metavar="PATH", parser=local_path, help="The folder that holds the pipeline's checkpoints."
+    "--root", metavar="PLACE", parser=as_given, help="The folder that holds the pipeline's checkpoints."
 )
-RootFolder = Annotated[Path, _ROOT]
-RootFolderIfAny = Annotated[Path | None, _ROOT]
+RootPlace = Annotated[Place, _ROOT]
+RootPlaceIfAny = Annotated[Place | None, _ROOT]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object instead of text, for scripts.")]
 
 
@@ -111,7 +111,7 @@ def complete_checkpoint(context: typer.Context, incomplete: str) -> list[str]:
     if root is None:
         return []
     try:
-        names = [checkpoint_name(record.checkpoint_id) for record in InspectedRoot(Path(root)).retained()]
+        names = [checkpoint_name(record.checkpoint_id) for record in InspectedRoot(as_given(root)).retained()]
     except TidegateError:
         return []
     return [name for name in names if name.startswith(incomplete)]
@@ -123,7 +123,7 @@ def complete_stage(context: typer.Context, incomplete: str) -> list[str]:
     if root is None:
         return []
     try:
-        inspected = InspectedRoot(Path(root))
+        inspected = InspectedRoot(as_given(root))
         names = list(inspected.manifest(inspected.newest()).shape)
     except TidegateError:
         return []

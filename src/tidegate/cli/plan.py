@@ -12,7 +12,7 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from tidegate.cli.answers import KeptState, NextStart, PlanAnswer, PlannedStage, PlannedTable, Refusal
+from tidegate.cli.answers import KeptState, PlanAnswer, PlannedStage, PlannedTable, Refusal
 from tidegate.cli.exits import Exit, code_of
 from tidegate.cli.fitting import Column, fitted
 from tidegate.cli.options import (
@@ -22,7 +22,7 @@ from tidegate.cli.options import (
     PipelineFile,
     PipelineName,
     Renames,
-    RootFolder,
+    RootPlace,
     of_run,
     renames_in,
     settings_in,
@@ -30,8 +30,10 @@ from tidegate.cli.options import (
 from tidegate.cli.speech import say
 from tidegate.cli.text import console, terminal_width
 from tidegate.engine.options import DEFAULTS
+from tidegate.engine.outlook import NextStart
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Restore
+from tidegate.storage.places import Place, place_of
 
 if TYPE_CHECKING:
     from tidegate.engine.changes import StageChange
@@ -48,7 +50,7 @@ _TABLES: Final = {
 
 def plan_command(
     file: PipelineFile,
-    root: RootFolder,
+    root: RootPlace,
     pipeline: PipelineName = None,
     chain: Annotated[bool, of_run("chain", "--chain/--no-chain")] = DEFAULTS.chain,
     rename: Renames = [],  # noqa: B006 - typer copies it
@@ -74,9 +76,8 @@ def plan_command(
     from tidegate.cli.load import load_pipeline
     from tidegate.engine.preview import preview
     from tidegate.spark.session import in_place
-    from tidegate.storage.user_paths import plain_path
 
-    given, root = in_place(settings), plain_path(root)
+    given, root = in_place(settings), place_of(root)
     chosen = load_pipeline(file, pipeline, to_run=True)
     with (
         tempfile.TemporaryDirectory(prefix="tidegate-plan-", ignore_cleanup_errors=True) as scratch,
@@ -98,7 +99,7 @@ def plan_command(
     raise typer.Exit(Exit.FINE if found.refused is None else code_of(found.refused))
 
 
-def _answer(root: Path, found: Preview) -> PlanAnswer:
+def _answer(root: Place, found: Preview) -> PlanAnswer:
     refused = found.refused
     return PlanAnswer(
         root=str(root),

@@ -13,8 +13,8 @@ from tidegate.cli.answers import Rehearsal, RehearsedQuery
 from tidegate.errors import ForeignRoot
 from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
+from tidegate.storage.places import Place, place_of
 from tidegate.storage.scratch import scratch
-from tidegate.storage.user_paths import plain_path
 
 _OUTCOMES: Final = {
     "ran": "would run: it has run a batch without rows",
@@ -23,7 +23,7 @@ _OUTCOMES: Final = {
 }
 
 
-def rehearsed(root: Path, checkpoint: int | None, conf: dict[str, str], file: Path, name: str | None) -> Rehearsal:
+def rehearsed(root: Place, checkpoint: int | None, conf: dict[str, str], file: Path, name: str | None) -> Rehearsal:
     """The queries of a file's pipeline, started on a copy of a checkpoint whose files were read, or of the newest."""
     # Not above: who does without need not wait for these.
     from tidegate.cli.load import load_pipeline
@@ -35,7 +35,7 @@ def rehearsed(root: Path, checkpoint: int | None, conf: dict[str, str], file: Pa
 
     settings = in_place(conf)
     pipeline = load_pipeline(file, name, to_run=True)
-    inspected = InspectedRoot(plain_path(root))
+    inspected = InspectedRoot(place_of(root))
     if pipeline.name != inspected.pipeline:
         raise ForeignRoot(f"{root} is the root of pipeline {inspected.pipeline!r}, not of {pipeline.name!r}")
     record = inspected.newest() if checkpoint is None else inspected.find(checkpoint)

@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 
 from tidegate.cli.answers import CancelledAnswer, StoppedAnswer, TakenAnswer
-from tidegate.cli.options import AsJson, RootFolder
+from tidegate.cli.options import AsJson, RootPlace
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_duration
 from tidegate.engine.requests import StopRun, TakeCheckpoint, ask_for_checkpoint, ask_to_cancel, ask_to_stop
@@ -23,7 +23,7 @@ _CLOSING: Final = (
 
 
 def checkpoint_command(
-    root: RootFolder,
+    root: RootPlace,
     full: Annotated[
         bool, typer.Option("--full", help="Store all of the state anew, not only what has changed.")
     ] = False,
@@ -48,7 +48,7 @@ def checkpoint_command(
     """
     inspected = InspectedRoot(root)
     wanted = TakeCheckpoint(full=full, unaligned=unaligned)
-    taken = ask_for_checkpoint(inspected.paths, inspected.files, _seconds(timeout), wanted)
+    taken = ask_for_checkpoint(inspected.place, _seconds(timeout), wanted)
     if as_json:
         say(TakenAnswer(root=str(root), pipeline=inspected.pipeline, checkpoint=taken))
     else:
@@ -59,7 +59,7 @@ def checkpoint_command(
 
 
 def cancel_command(
-    root: RootFolder,
+    root: RootPlace,
     timeout: Annotated[str, typer.Option(help="How long to wait for the run to answer.")] = "60s",
     as_json: AsJson = False,
 ) -> None:
@@ -72,7 +72,7 @@ def cancel_command(
     Example: tidegate cancel --root state/orders
     """
     inspected = InspectedRoot(root)
-    answer = ask_to_cancel(inspected.paths, inspected.files, _seconds(timeout))
+    answer = ask_to_cancel(inspected.place, _seconds(timeout))
     if as_json:
         say(CancelledAnswer(root=str(root), pipeline=inspected.pipeline, checkpoints=answer.checkpoints))
         return
@@ -83,7 +83,7 @@ def cancel_command(
 
 
 def stop_command(
-    root: RootFolder,
+    root: RootPlace,
     wait: Annotated[
         bool, typer.Option("--wait/--no-wait", help="Wait until it has ended, and exit by how it did.")
     ] = True,
@@ -127,7 +127,7 @@ def stop_command(
     inspected = InspectedRoot(root)
     wanted = StopRun(full=full, drain=drain, close_windows=close_windows)
     tell_what_closing_means(wanted, as_json=as_json)
-    why = ask_to_stop(inspected.paths, inspected.files, _seconds(timeout), wanted, is_awaited=wait)
+    why = ask_to_stop(inspected.place, _seconds(timeout), wanted, is_awaited=wait)
     if as_json:
         say(
             StoppedAnswer(

@@ -14,7 +14,7 @@ from tidegate.cli.options import (
     AsJson,
     PipelineFileIfAny,
     PipelineName,
-    RootFolder,
+    RootPlace,
     Yes,
     as_pairs,
     complete_checkpoint,
@@ -24,14 +24,14 @@ from tidegate.cli.speech import say
 from tidegate.cli.table_changes import as_answer, print_tables
 from tidegate.cli.text import as_time, console
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.places import place_of
 
 if TYPE_CHECKING:
     from tidegate.engine.restoring import Restoration
 
 
 def restore_command(
-    root: RootFolder,
+    root: RootPlace,
     to: Annotated[
         str,
         typer.Option(
@@ -84,13 +84,13 @@ def restore_command(
     from tidegate.engine.restoring import Restoring, restore_root, target_of
 
     refuse_to_ask(as_json=as_json, is_answered=yes or dry_run)
-    left, sinks = leave or [], sinks_in(file, pipeline, plain_path(root))
+    left, sinks = leave or [], sinks_in(file, pipeline, place_of(root))
     tables = as_pairs("--table", table or [], "SINK=PATH", "revenue=/data/lake/revenue")
-    target = target_of(root, to)
+    target = target_of(place_of(root), to)
     if isinstance(target, int):
         InspectedRoot(root)  # before a lock is made in a folder that is no root
     if dry_run:
-        plan = Restoring(root.absolute(), target, left, tables, sinks).plan()
+        plan = Restoring(place_of(root), target, left, tables, sinks).plan()
         _tell(root, plan, as_json=as_json, is_done=False)
         if plan.refused is not None or (plan.others and not discard_others):
             raise typer.Exit(Exit.UNUSABLE_ROOT)
@@ -102,7 +102,7 @@ def restore_command(
         return yes or typer.confirm(f"restore {plan.checkpoint}?")
 
     done = restore_root(
-        root,
+        place_of(root),
         target,
         discard_others=discard_others,
         leave=left,

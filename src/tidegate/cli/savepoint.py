@@ -13,7 +13,6 @@ from tidegate.cli.answers import (
     SavepointDeletedAnswer,
     SavepointMadeAnswer,
     SavepointsAnswer,
-    Table,
 )
 from tidegate.cli.exits import Exit
 from tidegate.cli.load import sinks_in
@@ -21,7 +20,7 @@ from tidegate.cli.options import (
     AsJson,
     PipelineFileIfAny,
     PipelineName,
-    RootFolderIfAny,
+    RootPlaceIfAny,
     Yes,
     parse_checkpoint,
     refuse_to_ask,
@@ -29,23 +28,29 @@ from tidegate.cli.options import (
 from tidegate.cli.requests import tell_what_closing_means
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, as_time, console, plain_table
+from tidegate.engine.graph import Table
 from tidegate.errors import DamagedCheckpoint, InvalidConfig
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.savepoints import Savepoint, delete_savepoint, find_savepoint, place_beside, savepoints_in
-from tidegate.storage.user_paths import local_path, plain_path
+from tidegate.storage.places import Place, place_of
+from tidegate.storage.savepoints import Savepoint, delete_savepoint, find_savepoint, savepoints_in
+from tidegate.storage.user_paths import folder_or_bucket
 
-Place = Annotated[
-    Path | None,
+SavepointPlace = Annotated[
+    str | None,
     typer.Option(
-        "--to", metavar="PLACE", parser=local_path, help="The folder to make it in; by default one beside the root."
+        "--to",
+        metavar="PLACE",
+        help="The folder to make it in, or the URL of one in a bucket; by default one beside the root.",
     ),
 ]
 SavepointFolder = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
-        "--in", metavar="PLACE", parser=local_path, help="The folder that they are in, if it is not beside the root."
+        "--in",
+        metavar="PLACE",
+        help="The folder that they are in, or its URL in a bucket, if it is not beside the root.",
     ),
 ]
 
@@ -59,9 +64,9 @@ app = typer.Typer(
 @app.callback()
 def savepoint_command(
     context: typer.Context,
-    root: RootFolderIfAny = None,
+    root: RootPlaceIfAny = None,
     name: Annotated[str | None, typer.Option(help="Its name; by default that of the checkpoint.")] = None,
-    to: Place = None,
+    to: SavepointPlace = None,
     checkpoint: Annotated[
         int | None,
         typer.Option(metavar="ID", parser=parse_checkpoint, help="Of this checkpoint, which the root retains."),
@@ -107,15 +112,15 @@ def savepoint_command(
     ends = stop or drain or close_windows
     if ends and checkpoint is not None:
         raise InvalidConfig("--checkpoint is of one that is there; --stop, --drain and --close-windows make another")
-    inspected = InspectedRoot(plain_path(root))
+    inspected = InspectedRoot(place_of(root))
     own = {
         each: bound(sink, SeenRoot(inspected.files, inspected.pipeline).place_of(each))
-        for each, sink in sinks_in(file, pipeline, plain_path(root)).items()
+        for each, sink in sinks_in(file, pipeline, place_of(root)).items()
     }
     how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
     if how is not None:
         tell_what_closing_means(how, as_json=as_json)
-    place = None if to is None else plain_path(to)
+    place = None if to is None else folder_or_bucket(to)
     seconds = as_ms("timeout", timeout) / 1000
     made = make_savepoint(inspected, name, place, stop=how, checkpoint_id=checkpoint, timeout_s=seconds, own=own)
     if as_json:
@@ -129,7 +134,7 @@ def savepoint_command(
 
 
 def savepoints_command(
-    root: RootFolderIfAny = None,
+    root: RootPlaceIfAny = None,
     place: SavepointFolder = None,
     verify: Annotated[bool, typer.Option("--verify", help="Read every file of them against its checksum.")] = False,
     as_json: AsJson = False,
@@ -168,7 +173,7 @@ def savepoints_command(
 @app.command("delete")
 def savepoint_delete_command(
     name: Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its name beside the root, or its folder.")],
-    root: RootFolderIfAny = None,
+    root: RootPlaceIfAny = None,
     place: SavepointFolder = None,
     yes: Yes = False,
     as_json: AsJson = False,
@@ -179,7 +184,7 @@ def savepoint_delete_command(
     """
     refuse_to_ask(as_json=as_json, is_answered=yes)
     folder = Path.cwd() if root is None and place is None else _place(root, place)
-    savepoint = find_savepoint(folder, name, folder)
+    savepoint = find_savepoint(folder, name)
     if not yes and not typer.confirm(f"delete {savepoint} in {savepoint.folder}?"):
         typer.echo("nothing was changed")
         raise typer.Exit(Exit.FAILED)
@@ -190,12 +195,12 @@ def savepoint_delete_command(
         typer.echo(f"{savepoint} is deleted")
 
 
-def _place(root: Path | None, place: Path | None) -> Path:
+def _place(root: Place | None, place: str | None) -> Path | str:
     if place is not None:
-        return plain_path(place)
+        return folder_or_bucket(place)
     if root is None:
         raise typer.BadParameter("say whose, with --root, or where, with --in", param_hint="--root")
-    return place_beside(plain_path(root))
+    return place_of(root).savepoints()
 
 
 def _damage(savepoint: Savepoint) -> str | None:

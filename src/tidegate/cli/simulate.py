@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,14 @@ if TYPE_CHECKING:
     from tidegate.testing.simulator import Dag, Outcome
 
 _CHUNK = 25
+
+
+class Depth(enum.Enum):
+    """How much of what runs is simulated."""
+
+    PROTOCOL = "the protocol"
+    WHOLE = "all but Spark and tables"
+    TOGETHER = "the same, by several instances"
 
 
 class Tally(msgspec.Struct):
@@ -62,6 +71,9 @@ def simulate_command(
     whole: Annotated[
         bool, typer.Option("--whole", help="Run all that runs, but for Spark and tables, over files in memory.")
     ] = False,
+    together: Annotated[
+        bool, typer.Option("--together", help="The same as --whole, with several instances that run one pipeline.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run the checkpoint protocol on simulated clusters full of faults, and check every guarantee.
@@ -72,16 +84,18 @@ def simulate_command(
 
     With --whole the queries are not simulated but played, file by file as Spark writes them, and everything
     else is what runs: a root in memory, its snapshots, gates, restore and cleaning up, with kills between any
-    two calls of its files. That takes longer for each seed.
+    two calls of its files. That takes longer for each seed. With --together several instances run each of these
+    pipelines, are cut off from each other and from the root, and are taken for dead.
 
     Example: tidegate simulate --seeds 5000
     Example: tidegate simulate --whole --seeds 200
     """
+    depth = Depth.TOGETHER if together else Depth.WHOLE if whole else Depth.PROTOCOL
     if seed is not None:
-        _replay(seed, as_json, whole=whole)
+        _replay(seed, as_json, depth)
         return
     started = time.monotonic()
-    tally = _search(first, seeds, jobs or os.cpu_count() or 1, whole=whole, quiet=as_json)
+    tally = _search(first, seeds, jobs or os.cpu_count() or 1, depth, quiet=as_json)
     seconds = time.monotonic() - started
     if as_json:
         found = {**msgspec.structs.asdict(tally), "failures": tuple(tally.failures)}
@@ -92,27 +106,27 @@ def simulate_command(
         raise typer.Exit(1)
 
 
-def _simulator(*, whole: bool) -> Callable[..., Outcome]:
-    """Other commands need not wait for it, nor one of the two for the other."""
-    if whole:
-        from tidegate.testing.simulator.whole import simulate_whole
+def _simulator(depth: Depth) -> Callable[..., Outcome]:
+    """Other commands need not wait for it, nor one of the depths for the others."""
+    if depth is Depth.PROTOCOL:
+        from tidegate.testing.simulator import simulate
 
-        return simulate_whole
-    from tidegate.testing.simulator import simulate
+        return simulate
+    from tidegate.testing.simulator.whole import simulate_together, simulate_whole
 
-    return simulate
+    return simulate_together if depth is Depth.TOGETHER else simulate_whole
 
 
-def run_chunk(first: int, count: int, *, whole: bool = False) -> Tally:
+def run_chunk(first: int, count: int, *, depth: Depth = Depth.PROTOCOL) -> Tally:
     """Run some seeds in this process."""
-    run = _simulator(whole=whole)
+    run = _simulator(depth)
     tally = Tally()
     for seed in range(first, first + count):
         tally.add(run(seed))
     return tally
 
 
-def _search(first: int, seeds: int, jobs: int, *, whole: bool, quiet: bool) -> Tally:
+def _search(first: int, seeds: int, jobs: int, depth: Depth, *, quiet: bool) -> Tally:
     total = Tally()
     columns = (
         TextColumn("simulating"),
@@ -123,22 +137,22 @@ def _search(first: int, seeds: int, jobs: int, *, whole: bool, quiet: bool) -> T
     )
     with Progress(*columns, console=Console(stderr=True), disable=quiet, transient=True) as progress:
         task = progress.add_task("seeds", total=seeds, found="")
-        for tally in _tallies(first, seeds, jobs, whole=whole):
+        for tally in _tallies(first, seeds, jobs, depth):
             total.merge(tally)
             found = f"[red]{len(total.failures)} failed" if total.failures else ""
             progress.update(task, completed=total.seeds, found=found)
     return total
 
 
-def _tallies(first: int, seeds: int, jobs: int, *, whole: bool) -> Iterator[Tally]:
+def _tallies(first: int, seeds: int, jobs: int, depth: Depth) -> Iterator[Tally]:
     chunks = [(start, min(_CHUNK, first + seeds - start)) for start in range(first, first + seeds, _CHUNK)]
     if jobs == 1 or len(chunks) == 1:
-        yield from (run_chunk(start, count, whole=whole) for start, count in chunks)
+        yield from (run_chunk(start, count, depth=depth) for start, count in chunks)
         return
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(jobs) as pool:
-        yield from pool.map(partial(run_chunk, whole=whole), *zip(*chunks, strict=True))
+        yield from pool.map(partial(run_chunk, depth=depth), *zip(*chunks, strict=True))
 
 
 def _print_tally(tally: Tally, seconds: float) -> None:
@@ -162,13 +176,13 @@ def _print_tally(tally: Tally, seconds: float) -> None:
         console.print("[green]nothing lost, nothing twice, every guarantee held")
 
 
-def _replay(seed: int, as_json: bool, *, whole: bool) -> None:
-    outcome = _simulator(whole=whole)(seed, trace=True)
+def _replay(seed: int, as_json: bool, depth: Depth) -> None:
+    outcome = _simulator(depth)(seed, trace=True)
     if as_json:
         say(ReplayAnswer(seed=seed, failure=outcome.failure, steps=outcome.steps, trace=tuple(outcome.trace)))
     else:
         console = Console(highlight=False, soft_wrap=True)
-        for line in (*_told_of(seed, whole=whole), *outcome.trace):
+        for line in (*_told_of(seed, depth), *outcome.trace):
             console.print(line, markup=False)
         verdict = f"[red]{escape(outcome.failure)}" if outcome.failure else "[green]every guarantee held"
         console.print(verdict)
@@ -176,13 +190,14 @@ def _replay(seed: int, as_json: bool, *, whole: bool) -> None:
         raise typer.Exit(1)
 
 
-def _told_of(seed: int, *, whole: bool) -> tuple[str, str]:
+def _told_of(seed: int, depth: Depth) -> tuple[str, str]:
     """What the seed has decided before anything happens."""
-    if whole:
-        from tidegate.testing.simulator.whole import random_whole_scenario
+    if depth is not Depth.PROTOCOL:
+        from tidegate.testing.simulator.whole import random_together_scenario, random_whole_scenario
 
-        played = random_whole_scenario(seed)
-        where = f"on {played.drivers} driver(s)"
+        is_together = depth is Depth.TOGETHER
+        played = random_together_scenario(seed) if is_together else random_whole_scenario(seed)
+        where = f"on {played.together.instances} instances" if is_together else f"on {played.drivers} driver(s)"
         return _shape(seed, played.dag, where), repr(played)
     from tidegate.testing.simulator import random_scenario
 

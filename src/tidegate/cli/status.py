@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Final
 
 import typer
@@ -10,21 +9,22 @@ from rich.console import Console, Group
 
 from tidegate.cli.answers import StatusAnswer
 from tidegate.cli.exits import Exit
-from tidegate.cli.options import AsJson, RootFolder
-from tidegate.cli.outlook import next_run, next_start
+from tidegate.cli.notices import transfer_told
+from tidegate.cli.options import AsJson, RootPlace
 from tidegate.cli.speech import say
 from tidegate.cli.tables import run_lines
 from tidegate.cli.text import age, as_time, console, terminal_width
 from tidegate.engine.control import Life, has_spoken, last_heard_of, look
+from tidegate.engine.outlook import next_run, next_start
 from tidegate.engine.status import RunStatus, StartingStep, as_moment
 from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.inspection import InspectedRoot, Outlook
-from tidegate.storage.lock import holder
+from tidegate.storage.places import Place
 
 _EXITS: Final = {Life.ALIVE: Exit.FINE, Life.HANGING: Exit.HANGING, Life.STOPPED: Exit.NOT_RUNNING}
 
 
-def status_command(root: RootFolder, as_json: AsJson = False) -> None:
+def status_command(root: RootPlace, as_json: AsJson = False) -> None:
     """Tell whether a run is alive on a root, and what it is doing.
 
     Of a run that is alive: its stages, the checkpoint in progress, the last ones that ended. Of one that is not: how
@@ -35,8 +35,8 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
     Example: tidegate status --root state/orders
     """
     inspected = InspectedRoot(root)
-    life, status = look(inspected.paths, inspected.files)
-    outlook = next_run(inspected)
+    life, status = look(inspected.place)
+    outlook = next_run(inspected, is_alive=life is not Life.STOPPED)
     if as_json:
         say(_answer(root, inspected, life, status, outlook))
     elif life is Life.STOPPED:
@@ -47,7 +47,7 @@ def status_command(root: RootFolder, as_json: AsJson = False) -> None:
 
 
 def _answer(
-    root: Path, inspected: InspectedRoot, life: Life, status: RunStatus | None, outlook: Outlook
+    root: Place, inspected: InspectedRoot, life: Life, status: RunStatus | None, outlook: Outlook
 ) -> StatusAnswer:
     newest = inspected.log().newest
     is_held = life is not Life.STOPPED
@@ -55,7 +55,7 @@ def _answer(
         root=str(root),
         pipeline=inspected.pipeline,
         life=life,
-        heard_at=as_moment(last_heard_of(inspected.paths, inspected.files, status)) if is_held else None,
+        heard_at=as_moment(last_heard_of(inspected.place, status)) if is_held else None,
         newest_checkpoint=None if newest is None else checkpoint_name(newest.checkpoint_id),
         next_start=next_start(outlook),
         run=status if not is_held or has_spoken(status) else None,
@@ -64,11 +64,17 @@ def _answer(
 
 def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None, out: Console) -> None:
     spoken = status if has_spoken(status) else None
-    process = f"process {holder(inspected.paths.lock)}" if spoken is None else f"process {spoken.pid} on {spoken.host}"
+    process = f"process {inspected.place.holder()}" if spoken is None else f"process {spoken.pid} on {spoken.host}"
     state = "starting" if spoken is None else spoken.state
     step = None if spoken is None else spoken.step
-    if life is Life.HANGING:
-        heard = last_heard_of(inspected.paths, inspected.files, status).isoformat()
+    heard = last_heard_of(inspected.place, status).isoformat()
+    leads = next((each.name for each in spoken.instances if each.leads), None) if spoken is not None else None
+    if life is Life.HANGING and leads is not None:
+        out.print(
+            f"[yellow]pipeline {inspected.pipeline} has no leader:[/] instance {leads} ({process}), which led it, was "
+            f"last heard of at {as_time(heard)} UTC, {age(heard)} ago. Another one takes over, if one is there"
+        )
+    elif life is Life.HANGING:
         out.print(
             f"[red]pipeline {inspected.pipeline} hangs:[/] {process} holds the root, but was last heard of at "
             f"{as_time(heard)} UTC, {age(heard)} ago, when it was {state}{_doing(step)}. If it does not come back: "
@@ -85,6 +91,8 @@ def _print_alive(inspected: InspectedRoot, life: Life, status: RunStatus | None,
         return
     if step is not None and life is Life.ALIVE:
         out.print(f"{step.told}, for {age(step.since)}", markup=False)
+    if spoken.transfer is not None and not spoken.stages:  # else it is told with these
+        out.print(transfer_told(spoken.transfer), markup=False)
     if spoken.why is not None:
         out.print(spoken.why, markup=False)
     for change in spoken.changes:

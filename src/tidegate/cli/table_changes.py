@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from tidegate.cli.answers import RestoredTable, Table
+from tidegate.cli.answers import RestoredTable
 from tidegate.cli.text import plain_table
+from tidegate.engine.graph import Table
 
 if TYPE_CHECKING:
     from tidegate.engine.setting_back import TableBack

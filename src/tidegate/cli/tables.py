@@ -14,7 +14,15 @@ from rich.text import Text
 from tidegate.cli.fitting import Column, FittedTable, cut_off, first_that_fits, fitted, wrapped
 from tidegate.cli.notices import Notice, notices
 from tidegate.cli.text import as_bytes, as_duration, as_time
-from tidegate.engine.status import CheckpointStatus, Progress, RunStatus, StagePart, StageStatus, StoppingStep
+from tidegate.engine.status import (
+    CheckpointStatus,
+    InstanceStatus,
+    Progress,
+    RunStatus,
+    StagePart,
+    StageStatus,
+    StoppingStep,
+)
 
 _SHOWN_CHECKPOINTS: Final = 5
 _PREFERRED_CHECKPOINTS: Final = 3
@@ -26,6 +34,7 @@ _STOPPING: Final[dict[StoppingStep | None, str]] = {
 }
 _LAST_CHECKPOINT: Final = "stopping after a last checkpoint"
 _TOLD_ALIGNMENT_MS: Final = 1_000
+_TOLD_WAIT_MS: Final = 1_000
 """As long as it takes less, there is no need to tell."""
 
 
@@ -57,6 +66,7 @@ def run_lines(
     titles = titles or (f"pipeline {status.pipeline}, generation {status.generation}",)
     title = first_that_fits(width, *(f"{each}{_watermark(status)}" for each in titles[:1]), *titles)
     top = wrapped(Text(title, style="bold"), width)
+    together = _instances(status, width, height)
     progress = _in_progress(status, width)
     bottom = [line for text in _ending(status, footer) for line in wrapped(text, width)]
     noticed = [wrapped(Text(each.text, style="yellow"), width) for each in told]
@@ -64,10 +74,11 @@ def run_lines(
     if height is None:
         plan = _Plan(sum(map(len, noticed)), len(status.stages), ended, is_ruled=True, is_spaced=True)
     else:
-        room = height - len(top) - len(progress) - len(bottom)
+        room = height - len(top) - len(together) - len(progress) - len(bottom)
         plan = _planned(room, sum(map(len, noticed)), len(status.stages), ended)
     blocks = [
         top,
+        together,
         _stage_lines(status, stages, plan, told, width),
         _notice_lines(noticed, plan.notices, width),
         progress,
@@ -75,6 +86,23 @@ def run_lines(
         bottom,
     ]
     return _joined(blocks, is_spaced=plan.is_spaced)
+
+
+def _instances(status: RunStatus, width: int | None, height: int | None) -> list[Text]:
+    """Who runs what, where several processes do: one line each, or one in all where there is little room."""
+    told = [_instance(each) for each in status.instances]
+    if height is None or not told:
+        return [line for each in told for line in wrapped(each, width)]
+    return cut_off(wrapped(Text("; ").join(told), width), 1, width or 0)
+
+
+def _instance(instance: InstanceStatus) -> Text:
+    runs = f"runs {', '.join(instance.stages)}" if instance.stages else "runs nothing"
+    what = f"instance {instance.name} {'leads and ' if instance.leads else ''}{runs}"
+    if instance.missing_since is not None:
+        return Text(f"{what}, and is missing since {as_time(instance.missing_since)} UTC", style="yellow")
+    where = "" if instance.pid is None else f" (process {instance.pid} on {instance.host})"
+    return Text(f"{what}{where}")
 
 
 def _watermark(status: RunStatus) -> str:
@@ -241,18 +269,29 @@ def _notice_lines(noticed: Sequence[list[Text]], count: int, width: int | None) 
 
 def _in_progress(status: RunStatus, width: int | None) -> list[Text]:
     if not status.in_progress:
-        return [Text("no checkpoint in progress", style="dim")]
+        nothing, last = "no checkpoint in progress", _last_waited(status)
+        return wrapped(Text(first_that_fits(width, f"{nothing}{last}", nothing), style="dim"), width)
     active = status.in_progress[0]
     lasts = as_duration(active.duration_ms or 0)
     longest_ms = max((each.alignment_ms or 0 for each in active.stages.values() if each.cut_because is None), default=0)
     aligning = f", aligning for {as_duration(longest_ms)}" if longest_ms >= _TOLD_ALIGNMENT_MS else ""
+    waits = "" if (active.duration_ms or 0) < _TOLD_WAIT_MS else f", {active.waited_for}"
     said = first_that_fits(
         width,
+        *([f"{active.checkpoint} in progress for {lasts}: {active.state}{waits}"] if waits else []),
         f"{active.checkpoint} in progress for {lasts}: {active.state}{aligning}",
         f"{active.checkpoint} in progress for {lasts}: {active.state}",
         f"{active.checkpoint}: {active.state}, {lasts}",
     )
     return wrapped(Text(said), width)
+
+
+def _last_waited(status: RunStatus) -> str:
+    """What the last one that ended waited for, if it took so long that one wonders."""
+    last = status.checkpoints[-1] if status.checkpoints else None
+    if last is None or last.waited_for is None or max(last.duration_ms or 0, last.shown_ms or 0) < _TOLD_WAIT_MS:
+        return ""
+    return f"; {last.checkpoint} took {last.waited_for}"
 
 
 def _ending(status: RunStatus, footer: str) -> list[Text]:

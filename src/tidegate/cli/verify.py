@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 from rich.console import Console, Group
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tidegate.cli.answers import VerifiedCheckpoint, VerifyAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
-from tidegate.cli.options import AsJson, CheckpointId, Conf, RootFolder, settings_in
-from tidegate.cli.outlook import next_run, next_start
+from tidegate.cli.options import AsJson, CheckpointId, Conf, RootPlace, settings_in
 from tidegate.cli.rehearsal import print_rehearsal, rehearsed
 from tidegate.cli.speech import say
 from tidegate.cli.text import as_bytes, console, terminal_width
+from tidegate.engine.outlook import next_run, next_start
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import Refuse, Restore
-from tidegate.storage.inspection import InspectedRoot, Outlook, check_files
-from tidegate.storage.lock import is_held
+from tidegate.storage.inspection import CheckedFile, InspectedRoot, Outlook
 from tidegate.storage.manifest import Manifest
+
+_WIDTH_OF_A_BAR: Final = 60
+"""In a narrower terminal none is shown."""
 
 
 def verify_command(
-    root: RootFolder,
+    root: RootPlace,
     checkpoint: CheckpointId = None,
     deep: Annotated[
         Path | None,
@@ -42,12 +46,18 @@ def verify_command(
     ] = None,
     pipeline: Annotated[str | None, typer.Option(help="Which one, if that file defines several.")] = None,
     conf: Conf = [],  # noqa: B006 - typer copies it
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Read manifests and lists of files only, and look at the rest by its size.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check the files of every checkpoint that can be restored, or of one.
 
     Manifests, the files of snapshots and those in flight are read against their checksums. Of files that are staged for
     tables, those that a Delta table or a function has yet to take are looked at, by their sizes, where no run is alive.
+
+    With --quick no file of a snapshot is read: each is there, and as large as it was. In a bucket that takes a request
+    for each checkpoint and for a thousand files, and a few besides; without it, one for each file.
 
     Exits with 4 if anything is missing or is not what it was, or the next run will refuse to start; names each such
     file, and says what the next run does.
@@ -63,16 +73,25 @@ def verify_command(
 
     Example: tidegate verify ckpt-000042 --root state/orders
 
+    Example: tidegate verify --root s3://bucket/orders --quick
+
     Example: tidegate verify --root state/orders --deep orders.py
     """
     if deep is None and (pipeline is not None or conf):
         raise typer.BadParameter("--pipeline and --conf are for --deep FILE")
+    if deep is not None and quick:
+        raise typer.BadParameter("--deep reads what --quick leaves out")
     inspected = InspectedRoot(root)
     records = inspected.retained() if checkpoint is None else [inspected.find(checkpoint)]
-    verified = [verify(inspected, record) for record in records]
+    inspected.look_ahead(records)
+    is_alive = root.is_held()
+    with _progress(inspected, records, quiet=as_json or quick) as on_file:
+        verified = [verify(inspected, each, reads=not quick, is_alive=is_alive, on_file=on_file) for each in records]
     found = zip(records, verified, strict=True)
     read = {record.checkpoint_id: next(iter(each.damage), None) for record, each in found if each.state != "removed"}
-    outlook = _without_lost_rows(inspected, next_run(inspected, read), verified)
+    outlook = next_run(inspected, None if quick else read, is_alive=is_alive)
+    if not is_alive:
+        outlook = _without_lost_rows(inspected, outlook, verified)
     is_wrong = outlook.is_refused or any(each.state == "damaged" for each in verified)
     rehearsal = None
     if deep is not None and not is_wrong:
@@ -98,20 +117,57 @@ def verify_command(
         raise typer.Exit(Exit.FAILED)
 
 
-def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedCheckpoint:
-    found = VerifiedCheckpoint(checkpoint_name(record.checkpoint_id))
+@contextmanager
+def _progress(
+    inspected: InspectedRoot, records: Sequence[CheckpointCompleted], *, quiet: bool
+) -> Iterator[Callable[[CheckedFile], None]]:
+    """How much of all is read, on a terminal. A file that several checkpoints refer to is read once."""
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        TextColumn("{task.fields[read]} of {task.fields[of]}"),
+        TimeRemainingColumn(),
+    )
+    of_bytes = read_bytes = 0
+    for record in records:
+        with suppress(DamagedCheckpoint, UnknownCheckpoint):
+            of_bytes += inspected.manifest(record).total_bytes
+    out = Console(stderr=True)
+    has_room = out.is_terminal and out.width >= _WIDTH_OF_A_BAR
+    with Progress(*columns, console=out, disable=quiet or not has_room, transient=True) as progress:
+        task = progress.add_task("files", total=of_bytes, read=as_bytes(0), of=as_bytes(of_bytes))
+
+        def on_file(file: CheckedFile) -> None:
+            nonlocal read_bytes
+            read_bytes += file.size_bytes
+            progress.update(task, completed=read_bytes, read=as_bytes(read_bytes))
+
+        yield on_file
+
+
+def verify(
+    inspected: InspectedRoot,
+    record: CheckpointCompleted,
+    *,
+    reads: bool = True,
+    is_alive: bool = False,
+    on_file: Callable[[CheckedFile], None] = lambda _: None,
+) -> VerifiedCheckpoint:
+    found = VerifiedCheckpoint(checkpoint_name(record.checkpoint_id), "intact" if reads else "there")
     try:
         manifest = inspected.manifest(record)
     except (DamagedCheckpoint, UnknownCheckpoint) as damage:
         found.damage.append(str(damage))
     else:
-        for file in check_files(inspected.files, manifest):
+        for file in inspected.checked(manifest, reads=reads):
+            on_file(file)
             if file.damage is None:
                 found.files += 1
                 found.bytes += file.size_bytes
             else:
                 found.damage.append(file.damage)
-        found.damage += (changed for changed, _ in _damaged_stagings(inspected, manifest) if changed is not None)
+        if not is_alive:  # else what is staged comes and goes
+            found.damage += (changed for changed, _ in _damaged_stagings(inspected, manifest) if changed is not None)
     if found.damage:
         # Asked after the damage was seen: a run takes a checkpoint out of the log before it deletes a file of it.
         found.state = "damaged" if inspected.is_retained(record.checkpoint_id) else "removed"
@@ -119,12 +175,10 @@ def verify(inspected: InspectedRoot, record: CheckpointCompleted) -> VerifiedChe
 
 
 def _damaged_stagings(inspected: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str | None, str | None]]:
-    """While a run is alive they come and go."""
-    if not is_held(inspected.paths.lock):
-        # It brings deltalake, which takes longer than all the rest.
-        from tidegate.sinks import outside
+    # It brings deltalake, which takes longer than all the rest.
+    from tidegate.sinks import outside
 
-        yield from outside.damaged_stagings(inspected, manifest)
+    yield from outside.damaged_stagings(inspected, manifest)
 
 
 def _without_lost_rows(inspected: InspectedRoot, outlook: Outlook, verified: list[VerifiedCheckpoint]) -> Outlook:
@@ -149,7 +203,11 @@ def _print(inspected: InspectedRoot, verified: list[VerifiedCheckpoint], out: Co
     if not verified:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet: there is nothing to verify")
         return
-    states = {"damaged": Text("damaged", style="red"), "removed": Text("removed by the run meanwhile")}
+    states = {
+        "damaged": Text("damaged", style="red"),
+        "removed": Text("removed by the run meanwhile"),
+        "there": Text("there, not read"),
+    }
     columns = [
         Column(
             "state",

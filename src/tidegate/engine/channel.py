@@ -12,9 +12,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
-from tidegate.protocol.messages import Barrier, Segment
-
-Message = Segment | Barrier
+from tidegate.protocol.messages import Barrier, Message, Segment, Watermark
 
 
 class Channel:
@@ -29,11 +27,13 @@ class Channel:
         up to there that a reader has yet to consume."""
         self.writer = writer
         self.sequence = output_sequence
+        self._watermark_ms: int | None = None
         self._first = 0
         self._messages: list[Message] = []
         self._backpressure = Backpressure(BacklogBound() if bound is None else bound)
         self._backlog: deque[Segment] = deque()
         self._backlog_bytes = 0
+        self._is_held = False
         for segment in sorted(in_flight, key=lambda each: each.sequence):
             self._add_to_backlog(segment)
 
@@ -41,11 +41,19 @@ class Channel:
         if segment.sequence != self.sequence + 1:
             raise ValueError(f"segment {segment.sequence} of {self.writer!r} after {self.sequence}")
         self.sequence = segment.sequence
+        if segment.watermark_ms is not None:
+            self._watermark_ms = max(segment.watermark_ms, self._watermark_ms or 0)
         self._messages.append(segment)
         self._add_to_backlog(segment)
 
     def append_barrier(self, barrier: Barrier) -> None:
         self._messages.append(barrier)
+
+    def append_watermark(self, watermark_ms: int) -> None:
+        """How far its writer has come in event time, if that is further than was told."""
+        if self._watermark_ms is None or watermark_ms > self._watermark_ms:
+            self._watermark_ms = watermark_ms
+            self._messages.append(Watermark(watermark_ms))
 
     def at(self, cursor: int) -> Message | None:
         """The message at a reader's cursor; None if the reader has seen all."""
@@ -74,9 +82,18 @@ class Channel:
         if self._backlog and self._backlog[0].sequence <= position:
             while self._backlog and self._backlog[0].sequence <= position:
                 self._backlog_bytes -= self._backlog.popleft().size_bytes
-            self._backpressure.on_backlog(len(self._backlog), self._backlog_bytes)
+            self._on_backlog()
+
+    def hold(self, is_held: bool) -> None:
+        """Whether a reader holds it, because it is too far ahead of another input (protocol/drift.py)."""
+        if is_held is not self._is_held:
+            self._is_held = is_held
+            self._on_backlog()
 
     def _add_to_backlog(self, segment: Segment) -> None:
         self._backlog.append(segment)
         self._backlog_bytes += segment.size_bytes
-        self._backpressure.on_backlog(len(self._backlog), self._backlog_bytes)
+        self._on_backlog()
+
+    def _on_backlog(self) -> None:
+        self._backpressure.on_backlog(len(self._backlog), self._backlog_bytes, is_held=self._is_held)

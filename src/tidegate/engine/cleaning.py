@@ -13,7 +13,7 @@ over from has written since.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -24,9 +24,12 @@ from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.messages import MAX_U64
 from tidegate.protocol.retention import StoredFile
-from tidegate.spark.output import remove_output
+from tidegate.spark.definition import StageDefinition
+from tidegate.spark.filelog import checked_by
+from tidegate.spark.output import remove_outputs
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest, references
+from tidegate.storage.manifest import Manifest
 from tidegate.storage.paths import RootPaths, attempt_of
 
 _log = logging.getLogger("tidegate")
@@ -43,7 +46,8 @@ class AbandonedAttempts(msgspec.Struct, frozen=True):
     stages: frozenset[str]
     """Where it has folders: that of Spark's checkpoint is its first stage's, that of the output its last one's."""
     before: int
-    segments: frozenset[str]
+    needed: frozenset[str]
+    """Segments, and state that snapshots refer to where it lies."""
 
 
 class Leftovers:
@@ -95,6 +99,8 @@ class Walk(msgspec.Struct, frozen=True):
     after_checkpoint: int
     known: Collection[str]
     retained: Records
+    elsewhere: Manifest | None = None
+    """What stages hold that run in other processes: they say themselves what they no longer need."""
 
     def older(self) -> list[int]:
         numbers = [int(name) for name in self.root.names_in(RootPaths.GENERATIONS) if name.isdigit()]
@@ -105,8 +111,11 @@ class Walk(msgspec.Struct, frozen=True):
         stored = [(name, number) for number in self.older() for name in self.root.list(RootPaths.generation(number))]
         stored += [(name, self.generation) for name in self._never_opened()]
         referring = self._referring()
+        held = frozenset[str]() if self.elsewhere is None else references(self.root, self.elsewhere)
         return [
-            StoredFile(name, number, *referring.get(name, (0, 0))) for name, number in stored if name not in self.known
+            StoredFile(name, number, *referring.get(own, (0, 0)))
+            for name, number in stored
+            if (own := checked_by(name)) not in self.known and own not in held
         ]
 
     def _never_opened(self) -> list[str]:
@@ -118,12 +127,13 @@ class Walk(msgspec.Struct, frozen=True):
         return [name for name in kept if (RootPaths.kept_for(name) or MAX_U64) <= self.after_checkpoint]
 
     def _referring(self) -> dict[str, tuple[int, int]]:
-        """From which checkpoint on, and below which one, each file is referred to by those of older generations."""
+        """From which checkpoint on, and below which one, each file is referred to by those of older generations; and by
+        all, where stages run elsewhere: what these have held since then is not known here."""
         found: dict[str, tuple[int, int]] = {}
         for checkpoint_id, record in sorted(self.retained.items(), reverse=True):
             if record is None:
                 raise DamagedCheckpoint(f"the record of checkpoint {checkpoint_id} is gone")
-            if record.generation < self.generation:
+            if record.generation < self.generation or self.elsewhere is not None:
                 manifest = read_manifest(self.root, record)
                 for path in (record.manifest, *references(self.root, manifest)):
                     _, before = found.get(path, (0, checkpoint_id + 1))
@@ -135,10 +145,26 @@ class Cleaning:
     """Of one generation. What is returned is called beside the control thread, the rest on it."""
 
     def __init__(
-        self, root: Files, generation: int, stages: Mapping[str, RunningStage], after_checkpoint: int = 0
+        self,
+        root: Files,
+        generation: int,
+        stages: Mapping[str, RunningStage],
+        queries: Sequence[StageDefinition],
+        after_checkpoint: int = 0,
+        *,
+        leads: bool = True,
+        elsewhere: Manifest | None = None,
+        deletes_from: int = 1,
     ) -> None:
-        """Before any of the stages takes a snapshot. `after_checkpoint`: which id they all come after."""
+        """Before any of the stages takes a snapshot. `stages`: those that run here, of `queries`. `after_checkpoint`:
+        which id they all come after. `leads`: it cleans up after older generations, too. `elsewhere`: what stages start
+        from that run in other processes, where there are any. `deletes_from`: fewer stored files than these are not
+        deleted before there are more, or the run ends: each time costs a request, and may cost more than it saves."""
         self._root = root
+        self._queries = queries
+        self._leads = leads
+        self._elsewhere = elsewhere
+        self._is_all_here = len(stages) == len(queries)
         self._after_checkpoint = after_checkpoint
         self._generation = generation
         self._stages = stages
@@ -147,6 +173,7 @@ class Cleaning:
         self._started_from: frozenset[str] | None = frozenset(
             path for stage in stages.values() for path in stage.held_paths()
         )
+        self._deletes_from = deletes_from if leads else 1  # who does not lead is not told which checkpoint is the last
         self._last: int | None = None
         self._walk: Walk | None = None
         self._walked: list[StoredFile] | None = None
@@ -156,6 +183,10 @@ class Cleaning:
         """One is about to be written. `is_last`: the run ends with its checkpoint."""
         self._leftovers.add([StoredFile(name, self._generation, checkpoint_id, checkpoint_id + 1)])
         self._last = checkpoint_id if is_last else None
+
+    def deletes_from(self, visible: int) -> int:
+        """How many files are worth a deletion when all tables show a checkpoint. With the last nothing is left."""
+        return 1 if visible == self._last else self._deletes_from
 
     # -- listing ----------------------------------------------------------------------------------
 
@@ -167,6 +198,8 @@ class Cleaning:
             while stage.unneeded:
                 self._leftovers.add([stage.unneeded.popleft()])
         free = self._leftovers.free(retained, visible)
+        if len(free) < self.deletes_from(visible):
+            free = ()
         consumed, abandoned = self._consumed(reports), self._abandoned()
         walk = self._walk = self._next_walk(visible, retained)
 
@@ -192,14 +225,20 @@ class Cleaning:
         self._deleted = frozenset()
 
     def _next_walk(self, visible: int, retained: Records) -> Walk | None:
-        after = 0
+        if not self._leads:
+            return None
+        after, elsewhere = 0, self._elsewhere
         if self._started_from is not None:
             known, after = self._started_from, self._after_checkpoint
         elif visible == self._last:
             known = frozenset(path for stage in self._stages.values() for path in stage.held_paths())
+            record = retained.get(visible)
+            if not self._is_all_here and record is not None:
+                elsewhere = read_manifest(self._root, record)
         else:
             return None
-        return Walk(self._root, self._generation, after, known | self._leftovers.paths(), retained)
+        known |= self._leftovers.paths()
+        return Walk(self._root, self._generation, after, known, retained, elsewhere)
 
     def _walk_through(self, walk: Walk) -> list[StoredFile]:
         try:
@@ -212,9 +251,9 @@ class Cleaning:
     def _consumed(self, reports: Mapping[str, StageReport]) -> list[str]:
         """The files of segments that all their readers have consumed."""
         through: dict[str, int] = {}
-        for name, stage in self._stages.items():
-            for each in stage.definition.inputs:
-                position = reports[name].positions[each]
+        for query in self._queries:
+            for each in query.inputs:
+                position = reports[query.name].positions[each]
                 through[each] = min(position, through.get(each, position))
         return [
             file
@@ -228,7 +267,7 @@ class Cleaning:
             AbandonedAttempts(
                 frozenset((stage.definition.head, name)),
                 stage.oldest_attempt,
-                stage.output.unread() if isinstance(stage.output, ChannelOutput) else frozenset(),
+                stage.in_place() | (stage.output.unread() if isinstance(stage.output, ChannelOutput) else frozenset()),
             )
             for name, stage in self._stages.items()
             if stage.oldest_attempt > 1
@@ -240,7 +279,8 @@ class Cleaning:
             for name in self._root.names_in(folder):
                 if (attempt_of(name) or attempts.before) < attempts.before:
                     self._root.prune(f"{folder}/{name}")
-                    found += [each for each in self._root.list(f"{folder}/{name}") if each not in attempts.segments]
+                    listed = self._root.list(f"{folder}/{name}")
+                    found += [each for each in listed if checked_by(each) not in attempts.needed]
         return found
 
     # -- deleting ---------------------------------------------------------------------------------
@@ -249,8 +289,7 @@ class Cleaning:
         walk = self._walk
 
         def delete() -> None:
-            for file in files:
-                remove_output(self._root, file.path)
+            remove_outputs(self._root, (file.path for file in files))
             if walk is not None:
                 for number in walk.older():
                     self._root.prune(RootPaths.generation(number))

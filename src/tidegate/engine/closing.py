@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tidegate.spark.filelog import END_OF_TIME_MS
+from tidegate.protocol.messages import END_OF_TIME_MS
 
 if TYPE_CHECKING:
     from tidegate.engine.generation import Generation
@@ -29,7 +29,7 @@ def next_to_close(generation: Generation) -> frozenset[str]:
     """
     depths: dict[str, int] = {}
     for name, stage in generation.stages.items():  # each after those it reads
-        before = max((depths[each] for each in stage.definition.inputs), default=0)
+        before = max((depths.get(each, 0) for each in stage.definition.inputs), default=0)
         depths[name] = before + (stage.has_event_time and bool(stage.definition.inputs))
     is_open = [name for name, stage in generation.stages.items() if _is_open(stage)]
     level = min((depths[name] for name in is_open), default=0)
@@ -48,6 +48,11 @@ def is_closed(stage: RunningStage) -> bool:
 
 def cannot_close(generation: Generation) -> str | None:
     """Why windows cannot be closed, if they cannot: those of a source would be, only by a batch of it."""
+    if generation.elsewhere:
+        return (
+            "several instances run the pipeline, and windows are closed by a run alone: stop them, start it without "
+            "--instance, and ask that to"
+        )
     for name, shape in generation.shape.items():
         if shape.kind == "source" and shape.has_event_time and (shape.state is None or shape.state.operators):
             return (

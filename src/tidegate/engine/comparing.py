@@ -30,7 +30,7 @@ from tidegate.spark.sources import are_same
 from tidegate.spark.table_diff import RowCounts, SharedColumns, TableDiff
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.places import RootGiven, place_of
 
 if TYPE_CHECKING:
     import os
@@ -64,7 +64,7 @@ class _At(msgspec.Struct, frozen=True):
 
     def told(self) -> str:
         positions = "; ".join(f"{name}: {told(position)}" for name, position in self.positions.items())
-        return f"{self.root.paths.root} at {self.name} ({positions})"
+        return f"{self.root.place} at {self.name} ({positions})"
 
 
 class TableComparison:
@@ -166,15 +166,15 @@ def compare(
 
 
 def find_pair(
-    root: str | os.PathLike[str],
-    other: str | os.PathLike[str],
+    root: RootGiven,
+    other: RootGiven,
     checkpoint: str | int | None,
     other_checkpoint: str | int | None,
     tables: Sequence[str],
 ) -> Callable[[SparkSession], Comparison]:
     """What is compared, found without Spark. Returns what compares it with a session."""
-    mine = _Side(InspectedRoot(plain_path(root)), checkpoint)
-    its = _Side(InspectedRoot(plain_path(other)), other_checkpoint)
+    mine = _Side(InspectedRoot(place_of(root)), checkpoint)
+    its = _Side(InspectedRoot(place_of(other)), other_checkpoint)
     first, second, shown = _pair(mine, its)
     chosen = _chosen(first, second, tables)
 
@@ -262,12 +262,12 @@ def _no_pair(mine: _Side, its: _Side) -> NoCommonPosition:
     for side, newest in ((mine, first), (its, second)):
         if newest is None:
             return NoCommonPosition(
-                f"{side.root.paths.root} retains no aligned checkpoint that could be compared; a run completes one "
+                f"{side.root.place} retains no aligned checkpoint that could be compared; a run completes one "
                 f"every interval"
             )
     assert first is not None
     assert second is not None
-    one, other = mine.root.paths.root, its.root.paths.root
+    one, other = mine.root.place, its.root.place
     how = "; ".join(f"source {name!r} of the first is {each}" for name, each in _apart(first, second).items())
     return NoCommonPosition(
         f"no two checkpoints that are retained have read the same: the newest are {first.told()} and {second.told()}"

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeGuard
@@ -38,24 +39,24 @@ from tidegate.engine.requests import (
     decode_request,
     ended_without,
 )
-from tidegate.engine.status import Observer, RunStatus, StartingStep, StoppingStep, status_of
+from tidegate.engine.status import Observer, RunStatus, StartingStep, StoppingStep, status_of, transfer_now
 from tidegate.engine.status_files import StatusFiles, last_word, read_status
 from tidegate.errors import CheckpointError, CheckpointInProgress, RequestFailed, StoreUnavailable
 from tidegate.protocol.coordinator import Phase
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_name
 from tidegate.storage.files import Files
-from tidegate.storage.lock import RootLock, is_held
+from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Pace, Place
 from tidegate.storage.system import say
+from tidegate.storage.transfers import Transfers
 
 if TYPE_CHECKING:
     from tidegate.engine.generation import Generation
 
 _log = logging.getLogger("tidegate")
 
-_WRITE_EVERY_MS: Final = 1_000
-_LOOK_EVERY_S: Final = 0.2
 _FORGET_ANSWERS_AFTER_MS: Final = 60_000
 # How long the end of a run waits for its last words to be written.
 _LAST_WORDS_S: Final = 30.0
@@ -83,13 +84,23 @@ class Remote:
         *,
         clock: Clock | None = None,
         desk: Callable[[Files, RootLock, Callable[[StopRun], None], Clock], Desk] | None = None,
+        pace: Pace | None = None,
+        transfers: Transfers | None = None,
+        on_status: Callable[[RunStatus | None], None] | None = None,
     ) -> None:
         """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: one that is
-        worked at otherwise than on a thread of its own."""
+        worked at otherwise than on a thread of its own. `transfers`: those between the root and this machine.
+        `on_status` is called with all that the run says, and with None when another process speaks for it."""
+        self._on_status = on_status or _ignore_status
+        self._speaks = True
+        self._transfers = Transfers() if transfers is None else transfers
         clock = Clock() if clock is None else clock
         self._observer = Observer(pipeline, clock)
         self._on_stop = on_stop or _ignore
-        self._desk = (desk or Desk)(files, lock, self._on_stop, clock)
+        self._lock = lock
+        self._desk = (desk or partial(Desk, pace=pace or Pace(), transfers=self._transfers))(
+            files, lock, self._on_stop, clock
+        )
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0
@@ -115,8 +126,22 @@ class Remote:
             last = self._observer.note("interrupted", str(error) or "stopped while it was starting")
         else:
             last = self._observer.note("failed", say(error) or type(error).__name__)
+        self._tell(last)
         patience_s = _LAST_WORDS_WHEN_INTERRUPTED_S if is_interrupted else _LAST_WORDS_S
         self._desk.close(last, patience_s, self.ended_as)
+
+    def speak(self, is_ours: bool) -> None:
+        """Whether this process speaks for the run, and hears what is asked of it: of several instances, the one that
+        leads."""
+        self._lock.speak(is_ours)
+        self._speaks = self._desk.speaks = is_ours
+        if not is_ours:
+            self._on_status(None)
+
+    def _tell(self, status: RunStatus) -> None:
+        """Those who watch the run from inside."""
+        if self._speaks:
+            self._on_status(status)
 
     def fall_silent(self) -> None:
         """Write nothing any more: the root is about to be removed."""
@@ -126,7 +151,8 @@ class Remote:
         """Look at the run, and say what is seen. `stopping`: what it does to stop, if it was told to."""
         status = self._observer.observe(generation, stopping)
         self._desk.say(status)
-        return status
+        self._tell(status)
+        return msgspec.structs.replace(status, transfer=transfer_now(self._transfers))
 
     def changed(self, changes: tuple[str, ...]) -> None:
         """What is not as it was at the checkpoint that the run goes on from."""
@@ -135,11 +161,14 @@ class Remote:
     def restarting(self, why: str) -> RunStatus:
         status = self._observer.note("restarting", why)
         self._desk.say(status, at_once=True)
+        self._tell(status)
         return status
 
     def begin(self, step: StartingStep) -> None:
         """A step of the start: told at once, so that one that hangs is known by its name."""
-        self._desk.say(self._observer.begin(step), at_once=True)
+        status = self._observer.begin(step)
+        self._desk.say(status, at_once=True)
+        self._tell(status)
 
     @property
     def status(self) -> RunStatus:
@@ -225,6 +254,10 @@ def _ignore(_how: StopRun) -> None:
     """Nobody is there to be told."""
 
 
+def _ignore_status(_status: RunStatus | None) -> None:
+    """The same."""
+
+
 def _flags(request: TakeCheckpoint) -> Flag:
     flags = Flag.FULL_SNAPSHOT if request.full else Flag.NONE
     return flags | Flag.UNALIGNED if request.unaligned else flags
@@ -236,12 +269,22 @@ class Desk:
     `say`, `asked` and `answer` are for the control thread, and never wait. All else happens in `round`.
     """
 
-    def __init__(self, files: Files, lock: RootLock, on_stop: Callable[[StopRun], None], clock: Clock) -> None:
+    def __init__(
+        self,
+        files: Files,
+        lock: RootLock,
+        on_stop: Callable[[StopRun], None],
+        clock: Clock,
+        pace: Pace | None = None,
+        transfers: Transfers | None = None,
+    ) -> None:
+        self._transfers = Transfers() if transfers is None else transfers
+        self._pace = Pace() if pace is None else pace
         self._files = files
         self._lock = lock
         self._on_stop = on_stop
         self._clock = clock
-        self._status_files = StatusFiles(files)
+        self._status_files = StatusFiles(files, lock)
         self._said: RunStatus | None = None
         self._is_urgent = False
         self._written: RunStatus | None = None
@@ -253,6 +296,8 @@ class Desk:
         # No event: a signal that interrupts the control thread inside of one could leave it locked.
         self._bell: SimpleQueue[None] = SimpleQueue()
         self._is_closing = False
+        self.speaks = True
+        """Whether it writes and takes up anything."""
         self._ended_as = StopRun()
         self._thread: threading.Thread | None = None
 
@@ -311,14 +356,17 @@ class Desk:
             if is_last:
                 return
             with suppress(Empty):
-                self._bell.get(timeout=_LOOK_EVERY_S)
+                self._bell.get(timeout=self._pace.look_every_s)
 
     def begin(self) -> None:
         self._status_files.make_reserve()
-        self._guarded(self._forget_older)
+        if not self._lock.is_shared:  # else whoever leads now does what was asked of whoever led before
+            self._guarded(self._forget_older)
 
     def round(self, *, is_last: bool = False) -> None:
         """Do all that there is to do."""
+        if not self.speaks:
+            return
         self._guarded(self._write_status)
         if not is_last:
             self._guarded(self._take_up)
@@ -341,15 +389,20 @@ class Desk:
     def _write_status(self) -> None:
         is_urgent, self._is_urgent = self._is_urgent, False  # before it is looked at what was said
         said, now_ms = self._said, self._clock.now_ms
-        if said is None or said is self._written or (self._has_just_written(now_ms) and not is_urgent):
+        if said is None or (self._has_just_written(now_ms) and not is_urgent):
+            return
+        # Looked at here and now: while a run starts, the control thread may be the one that waits for it.
+        transfer = transfer_now(self._transfers)
+        if said is self._written and transfer is None:
             return
         self._written_ms, self._written = now_ms, said
+        said = msgspec.structs.replace(said, transfer=transfer)
         with suppress(OSError):
             self._lock.take_if_free()  # a run that took over holds it once the other one is gone
-        self._status_files.write(said)
+        self._status_files.write(said, at_once=is_urgent)
 
     def _has_just_written(self, now_ms: int) -> bool:
-        return self._written_ms is not None and now_ms - self._written_ms < _WRITE_EVERY_MS
+        return self._written_ms is not None and now_ms - self._written_ms < self._pace.say_every_ms
 
     def _take_up(self) -> None:
         found = [
@@ -428,14 +481,19 @@ class Life(enum.Enum):
     STOPPED = "stopped"
 
 
-def look(paths: RootPaths, files: Files) -> tuple[Life, RunStatus | None]:
+def look(place: Place) -> tuple[Life, RunStatus | None]:
     """Whether a run is alive, and what it says. The lock tells; what is written may be of one that was killed."""
-    is_alive = is_held(paths.lock)
-    status = read_status(files)
+    is_alive = place.is_held()
+    status = read_status(place.files)
     if not is_alive:
         return Life.STOPPED, status
-    silent_s = (datetime.now(UTC) - last_heard_of(paths, files, status)).total_seconds()
-    return Life.HANGING if silent_s > _patience_s(status) else Life.ALIVE, status
+    return Life.HANGING if is_silent(place, status) else Life.ALIVE, status
+
+
+def is_silent(place: Place, status: RunStatus | None) -> bool:
+    """Whether the run that holds the root, and said that last, has given no sign for longer than it should take."""
+    silent_s = (datetime.now(UTC) - last_heard_of(place, status)).total_seconds()
+    return silent_s > _patience_s(status)
 
 
 def _patience_s(status: RunStatus | None) -> float:
@@ -451,14 +509,14 @@ def has_spoken(status: RunStatus | None) -> TypeGuard[RunStatus]:
     return status is not None and status.state not in ("finished", "interrupted", "failed")
 
 
-def last_heard_of(paths: RootPaths, files: Files, status: RunStatus | None) -> datetime:
+def last_heard_of(place: Place, status: RunStatus | None) -> datetime:
     """When the run that holds the root gave its last sign. One that has not spoken yet has taken the lock."""
     if has_spoken(status):
         heard = datetime.fromisoformat(status.updated_at)
         if status.step is not None and status.step.step in _SPARK_SPEAKS:
             with suppress(OSError):
-                return max(heard, datetime.fromtimestamp(paths.spark_log.stat().st_mtime, UTC))
+                return max(heard, datetime.fromtimestamp(place.paths.spark_log.stat().st_mtime, UTC))
         return heard
     # One that this version cannot understand shows that the run lives, too.
-    taken = datetime.fromtimestamp(paths.lock.stat().st_mtime if paths.lock.exists() else 0, UTC)
-    return max(taken, last_word(files) or taken)
+    taken = place.held_since()
+    return max(taken, last_word(place.files) or taken)

@@ -34,18 +34,33 @@ class Consumption:
         self._waited_at: dict[str, int] = {}
 
     def is_complete(self) -> bool:
-        """To be called again and again: what a query was seen to wait behind is remembered."""
-        all_done = True
+        """To be called again and again: what a query was seen to wait behind is remembered.
+
+        Of a query elsewhere it is known what it said last. Who reads a query that is done has consumed all when it has
+        come to where that one's output has ended: neither changes any more.
+        """
+        if len(self.done_here()) < len(self._generation.stages):
+            return False
+        links = self._generation.links
+        rests = {} if links is None else links.rests()
+        return all(
+            rest.is_done and all(rests[name].sequence == position for name, position in rest.positions.items())
+            for rest in rests.values()
+        )
+
+    def done_here(self) -> frozenset[str]:
+        """The queries that are done, of those that run here."""
+        done: set[str] = set()
         for stage in self._generation.stages.values():
             if not stage.definition.inputs:
-                all_done &= self._is_source_done(stage)
+                if self._is_source_done(stage):
+                    done.add(stage.name)
             elif stage.has_consumed_all:
                 if stage.progress.is_idle:
                     self._waited_at[stage.name] = stage.progress.last_useful_batch
-                all_done &= self._waited_at.get(stage.name) == stage.progress.last_useful_batch
-            else:
-                all_done = False
-        return all_done
+                if self._waited_at.get(stage.name) == stage.progress.last_useful_batch:
+                    done.add(stage.name)
+        return frozenset(done)
 
 
 class Ending:
@@ -57,10 +72,7 @@ class Ending:
         self._how: StopRun | None = None
         self._is_full = False
         self._has_consumed_all = False
-        self._consumption = Consumption(generation, self._is_done)
-
-    def _is_done(self, source: RunningStage) -> bool:
-        return source.progress.has_ended or self._generation.is_at_rest(source.name)
+        self._consumption = Consumption(generation, generation.has_ended)
 
     @property
     def is_begun(self) -> bool:
@@ -91,7 +103,9 @@ class Ending:
     @property
     def done(self) -> StopRun:
         """What was done of what may be wanted, once it is over."""
-        is_all_closed = self._has_consumed_all and not next_to_close(self._generation)
+        is_all_closed = (
+            self._has_consumed_all and not self._generation.elsewhere and not next_to_close(self._generation)
+        )
         return StopRun(full=self._is_full, drain=self._has_consumed_all, close_windows=is_all_closed)
 
     @property

@@ -37,6 +37,7 @@ from tidegate.spark.snapshot import first_position
 from tidegate.spark.state import check_state, settings_not_taken
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, StageShape, StageState, TableAddress
+from tidegate.storage.mounted import Mounted
 from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
@@ -64,30 +65,29 @@ class SparkFitting:
         is_set_by_user: Callable[[str], bool],
         begin: Begin,
         *,
-        may_chain: bool = True,
         meant: Meant | None = None,
         gates: Files | None = None,
         target: Target | None = None,
+        apart: frozenset[str] = frozenset(),
     ) -> None:
         """`is_set_by_user`: whether a setting of the session is not Spark's own default. `meant`: what the user says of
         changes. `gates`: where they are to be, by the names that they have in the root, if not there. `target`: up to
-        where sources read."""
+        where sources read. `apart`: stages that must not run in the query of their input."""
         self._definitions = definitions
         self._root = root
         self._session = session
-        self._sessions = StageSessions(session)
+        self._sessions = StageSessions(session, keeps_state=isinstance(root.work, Mounted))
         self._sinks = sinks
         self._is_set_by_user = is_set_by_user
         self._begin = begin
         self._number = 0
         self._looking = ExitStack()
         self._state: Callable[[str], StageState | None] = lambda _: None
-        self._may_chain = may_chain
         self._meant = Meant() if meant is None else meant
-        self._gates = root.store if gates is None else gates
+        self._gates = root.work if gates is None else gates
         self._target = target
-        self._apart: frozenset[str] = frozenset()
-        """Those that cannot be joined to their inputs, because of the checkpoint."""
+        self._apart = apart
+        """Those that cannot be joined to their inputs, because of the checkpoint too."""
         self._joined: set[str] = set()
         self._called: dict[str, tuple[queries.Built | None, queries.Built]] = {}
         """What each function has returned, and what it was joined to."""
@@ -119,7 +119,7 @@ class SparkFitting:
         the same. So what is made there before, which is empty folders, stays there if it comes to nothing."""
         self._looking.close()
         self._number = number
-        self._joined = set(may_join(self._definitions)) - self._apart if self._may_chain else set()
+        self._joined = set(may_join(self._definitions)) - self._apart
         self._called = {}
         while True:
             self._build()
@@ -172,6 +172,11 @@ class SparkFitting:
                     if state(query.head) is None or state(query.head) != state(query.name):
                         refused.add(query.members[1].name)
         return refused
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The stages that run in the query of their input."""
+        return tuple(sorted(self._joined))
 
     @property
     def in_order(self) -> frozenset[str]:

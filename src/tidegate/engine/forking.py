@@ -27,6 +27,7 @@ import msgspec
 from tidegate.engine.bringing import Bringing, known_origin, pinned
 from tidegate.engine.copies import Copies, finish_pending
 from tidegate.engine.forks import Fork, ForkedTable, moved, read_fork, write_fork
+from tidegate.engine.history import record_rewind
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.requests import TakeCheckpoint, ask_for_checkpoint
 from tidegate.engine.restoring import leaving_no_new_root
@@ -45,15 +46,14 @@ from tidegate.protocol.decision_log import CheckpointCompleted, Copied
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks import function
 from tidegate.sinks.contract import ReversibleSink, Sink, SinkPlace
+from tidegate.sinks.delta.home import home_of
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
-from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, read_owner
-from tidegate.storage.lock import RootLock, is_held
 from tidegate.storage.manifest import Manifest, TableAddress, with_tables
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Place, place_of
 from tidegate.storage.savepoints import find_savepoint
-from tidegate.storage.user_paths import plain_path
 
 NOW = "now"
 _SUFFIX = "_next"
@@ -105,11 +105,11 @@ class _Forked(msgspec.Struct, frozen=True):
 
 
 @contextmanager
-def _source(root: Path, of: str, timeout_s: float) -> Iterator[_Forked]:
+def _source(root: Place, of: str, timeout_s: float) -> Iterator[_Forked]:
     """What a user names: a checkpoint of a root, a savepoint, or what there is now."""
     checkpoint_id = checkpoint_id_of(of)
     if of != NOW and checkpoint_id is None:
-        savepoint = find_savepoint(root, of)
+        savepoint = find_savepoint(root.beside, of)
         yield _Forked(savepoint.files, savepoint.looked_through(), savepoint.record.root_id, savepoint.record.name)
         return
     inspected = InspectedRoot(root)
@@ -120,17 +120,17 @@ def _source(root: Path, of: str, timeout_s: float) -> Iterator[_Forked]:
 
 def _now(root: InspectedRoot, timeout_s: float) -> CheckpointCompleted:
     """Of a run that is alive, one that it takes for this."""
-    if not is_held(root.paths.lock):
+    if not root.place.is_held():
         return root.newest()
-    taken = checkpoint_id_of(ask_for_checkpoint(root.paths, root.files, timeout_s, TakeCheckpoint()).checkpoint)
+    taken = checkpoint_id_of(ask_for_checkpoint(root.place, timeout_s, TakeCheckpoint()).checkpoint)
     assert taken is not None
     return root.find(taken)
 
 
 def fork_root(
-    root: Path,
+    root: Place,
     of: str,
-    to: Path,
+    to: Place,
     *,
     suffix: str = _SUFFIX,
     tables: Mapping[str, str] | None = None,
@@ -140,7 +140,7 @@ def fork_root(
     """Make a fork. `of`: a checkpoint, a savepoint, or "now". `tables`: addresses of the fork's tables by the names of
     sinks; of others it is that of the original with the suffix."""
     _check_is_free(to)
-    with _source(root, of, timeout_s) as source, leaving_no_new_root(to), RootLock(to / "lock"):
+    with _source(root, of, timeout_s) as source, leaving_no_new_root(to), to.lock():
         _check_writes_there(root, source)
         made = Root(to, source.manifest.pipeline)
         addresses = _own_addresses(source.manifest, suffix, tables or {})
@@ -159,17 +159,18 @@ def fork_root(
         write_fork(made.store, _as_fork(root, source, addresses, originals, sinks or {}))
         bringing = Bringing(source.files, source.manifest, source.root_id, addresses, copies)
         RootOpening(made, copying.own).bring(bringing, bringing.above({}))
+        record_rewind(to.files, "fork", f"{source.name} of {root}")
         muted = [name for name, each in tables_in(manifest).items() if each.kind in function.KINDS]
         return Forked(manifest.pipeline, source.name, str(to), looked, originals, tuple(muted))
 
 
-def _check_writes_there(root: Path, source: _Forked) -> None:
+def _check_writes_there(root: Place, source: _Forked) -> None:
     """Refuse a checkpoint of before the pipeline wrote to the tables that it writes to now: the fork would stand for
     those of then."""
-    owner = read_owner(Folder(root)) if root.is_dir() else None
+    owner = read_owner(root.files)
     if owner is None or owner.root_id != source.root_id:
         return
-    now = known_tables(Folder(root), StoredDecisions(Folder(root)).read())
+    now = known_tables(root.files, StoredDecisions(root.files).read())
     for name, then in tables_in(source.manifest).items():
         if then.kind not in function.KINDS and name in now and now[name].address != then.address:
             raise RecoveryRefused(
@@ -178,8 +179,8 @@ def _check_writes_there(root: Path, source: _Forked) -> None:
             )
 
 
-def _check_is_free(to: Path) -> None:
-    if to.exists() and (not to.is_dir() or any(to.iterdir())):
+def _check_is_free(to: Place) -> None:
+    if not to.is_empty():
         raise InvalidConfig(f"{to} is there and is not empty; a fork gets a root of its own, which is made for it")
 
 
@@ -194,7 +195,7 @@ def _own_addresses(manifest: Manifest, suffix: str, given: Mapping[str, str]) ->
     by_original: dict[str, str] = {}
     for name, table in found.items():
         if name in given:
-            address = str(plain_path(given[name])) if table.kind == "delta" else given[name]
+            address = home_of(given[name]).address if table.kind == "delta" else given[name]
             if by_original.setdefault(table.address, address) != address:
                 raise InvalidConfig(f"--table {name}: sinks that share {table.address} share its copy, too")
     for table in found.values():
@@ -208,19 +209,19 @@ def _own_addresses(manifest: Manifest, suffix: str, given: Mapping[str, str]) ->
 
 
 def _as_fork(
-    root: Path,
+    root: Place,
     source: _Forked,
     addresses: Mapping[str, TableAddress],
     originals: Mapping[str, str],
     sinks: Mapping[str, Sink],
 ) -> Fork:
     place = PipelineTables(
-        Folder(root),
+        root.files,
         source.manifest.pipeline,
         source.root_id,
         tables_in(source.manifest),
         {
-            name: bound(sink, SinkPlace(source.manifest.pipeline, name, Folder(root), root=source.root_id))
+            name: bound(sink, SinkPlace(source.manifest.pipeline, name, root.files, root=source.root_id))
             for name, sink in sinks.items()
         },
     )
@@ -239,11 +240,11 @@ def _as_fork(
 class _Promoting:
     """Of one fork: looked at, and done."""
 
-    def __init__(self, folder: Path, sinks: Mapping[str, Sink]) -> None:
-        self._root = InspectedRoot(folder)
+    def __init__(self, place: Place, sinks: Mapping[str, Sink]) -> None:
+        self._root = InspectedRoot(place)
         fork = read_fork(self._root.files)
         if fork is None:
-            raise InvalidConfig(f"{folder} is no fork; `tidegate fork` makes one")
+            raise InvalidConfig(f"{place} is no fork; `tidegate fork` makes one")
         self.fork = fork
         self._record = self._root.newest()
         self._manifest = self._root.manifest(self._record)
@@ -273,7 +274,7 @@ class _Promoting:
         left = [name for name, each in self.fork.tables.items() if each.original not in kept]
         return Promotion(
             self._root.pipeline,
-            str(self._root.paths.root),
+            str(self._root.place),
             self.fork.root,
             checkpoint_name(self._record.checkpoint_id),
             self._copying.look(),
@@ -282,7 +283,7 @@ class _Promoting:
         )
 
     def apply(self, *, discard_others: bool) -> None:
-        root = Root(self._root.paths.root, self._root.pipeline)
+        root = Root(self._root.place, self._root.pipeline)
         bringing = Bringing(
             root.store,
             self._manifest,
@@ -298,7 +299,7 @@ class _Promoting:
 
 
 def promote_root(
-    folder: Path,
+    place: Place,
     *,
     discard_others: bool = False,
     sinks: Mapping[str, Sink] | None = None,
@@ -306,10 +307,10 @@ def promote_root(
     confirm: Callable[[Promotion], bool] = lambda _: True,
 ) -> Promotion | None:
     """Promote a fork. Returns what was done; None: it was not confirmed."""
-    pipeline = InspectedRoot(folder).pipeline  # before a lock is made in a folder that is no root
-    with RootLock(folder / "lock", take_over=take_over), ExitStack() as stack:
-        finish_pending(Root(folder, pipeline), sinks or {})
-        promoting = _Promoting(folder, sinks or {})
+    pipeline = InspectedRoot(place).pipeline  # before a lock is made in a folder that is no root
+    with place.lock(take_over=take_over), ExitStack() as stack:
+        finish_pending(Root(place, pipeline), sinks or {})
+        promoting = _Promoting(place, sinks or {})
         _lock_original(promoting.fork, stack, take_over=take_over)
         plan = promoting.plan()
         if plan.refused is not None:
@@ -322,25 +323,26 @@ def promote_root(
         if not confirm(plan):
             return None
         promoting.apply(discard_others=discard_others)
+        record_rewind(place.files, "promote", plan.replaced)
         return plan
 
 
-def plan_promotion(folder: Path, sinks: Mapping[str, Sink] | None = None) -> Promotion:
+def plan_promotion(place: Place, sinks: Mapping[str, Sink] | None = None) -> Promotion:
     """What promoting would mean. Changes nothing, and works beside runs."""
-    return _Promoting(folder, sinks or {}).plan()
+    return _Promoting(place, sinks or {}).plan()
 
 
 def _lock_original(fork: Fork, stack: ExitStack, *, take_over: bool) -> None:
     """Nobody may run the other pipeline meanwhile. Its root may be gone, or be another one's by now."""
-    folder = Path(fork.root)
+    place = place_of(fork.root)
     try:
-        owner = read_owner(Folder(folder)) if folder.is_dir() else None
+        owner = read_owner(place.files)
     except TidegateError:
         owner = None
     if owner is None or owner.root_id != fork.root_id:
         return
     try:
-        stack.enter_context(RootLock(folder / "lock", take_over=take_over))
+        stack.enter_context(place.lock(take_over=take_over))
     except RootInUse as error:
         raise RootInUse(f"the pipeline that it was forked from still runs: {error}") from error
 
@@ -360,11 +362,11 @@ def fork(
     says by the names of sinks, and else at that of the original with the suffix. `sinks` of a pipeline are needed for
     tables that only they can reach (PostgreSQL).
     """
-    return fork_root(plain_path(root), str(of), plain_path(to), suffix=suffix, tables=tables, sinks=sinks)
+    return fork_root(place_of(root), str(of), place_of(to), suffix=suffix, tables=tables, sinks=sinks)
 
 
 def promote(root: str | Path, *, discard_others: bool = False, sinks: Mapping[str, Sink] | None = None) -> Promotion:
     """Let the tables of a fork take the place of those that it was made from, in one decision. Neither may run."""
-    done = promote_root(plain_path(root), discard_others=discard_others, sinks=sinks)
+    done = promote_root(place_of(root), discard_others=discard_others, sinks=sinks)
     assert done is not None
     return done

@@ -7,7 +7,6 @@ need not be changed, neither for the fork nor when it takes the other's place.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from tidegate.errors import ForeignRoot, InvalidPipeline
 from tidegate.sinks import function
 from tidegate.sinks.contract import MovableSink, Sink
+from tidegate.sinks.delta.home import home_of
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import TableAddress
 from tidegate.storage.paths import RootPaths
@@ -56,7 +56,7 @@ class Fork(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def _is_at(table: TableAddress, address: str) -> bool:
     if table.kind == "delta":
-        return os.path.realpath(table.address) == os.path.realpath(address)
+        return home_of(table.address).same == home_of(address).same
     return table.address == address
 
 

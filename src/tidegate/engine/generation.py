@@ -1,4 +1,5 @@
-"""One generation of a pipeline in this process, which leads it and runs all of its stages.
+"""One generation of a pipeline in this process, which leads it and runs all of its stages; or has a part in it, where
+several processes run one pipeline (`part.py`, `links.py`).
 
 A single control thread polls the stages and lets the flows of leader and member go on; there are no locks. What takes
 time happens beside it (`carrier.py`); messages between leader and member are handed over in the same round.
@@ -9,46 +10,54 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
 from tidegate.engine.carrier import Carrier
 from tidegate.engine.chains import by_query
 from tidegate.engine.channel import Channel
+from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.leading import Leading, reports_at_start
+from tidegate.engine.leading import Course, Leading, following, reports_at_start, with_snapshot
+from tidegate.engine.links import LeaderTold, Links
 from tidegate.engine.options import Bounds
+from tidegate.engine.part import Part
 from tidegate.engine.pausing import PausableSource, StartQuery
 from tidegate.engine.planning import PlanningWatch, WhyUnreachable
+from tidegate.engine.stage.inputs import InputTime
 from tidegate.engine.stage.running import RunningStage, StagePlace
-from tidegate.engine.status import NoBatch, StagePart, as_moment, part_of, status_of
+from tidegate.engine.status import CheckpointStatus, NoBatch, StagePart, as_moment, part_of, status_of
 from tidegate.engine.upkeep import TableUpkeep
-from tidegate.errors import StoreUnavailable, TidegateError
+from tidegate.errors import InvariantViolation, StoreUnavailable, TidegateError
 from tidegate.flows import requests
+from tidegate.flows.boards import ToMember, give_to_leader, give_to_member
+from tidegate.flows.cleaning import clean_up_own
 from tidegate.flows.leader import Announced, Assignment, Leader, Visible
-from tidegate.flows.member import Member, MemberFailed, Seen, ToLeader
+from tidegate.flows.member import Member, ToLeader
 from tidegate.flows.opening import Opened
-from tidegate.flows.requests import Flow, Patience, Request, StartOrder
+from tidegate.flows.requests import Asker, Flow, Patience, Request, StartOrder
 from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.coordinator import AbortReason, Checkpoint, Coordinator, Obstacle, StageDecline, StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted
+from tidegate.protocol.drift import with_event_time
 from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.quorum import Ack, Announcement
 from tidegate.sinks.contract import BoundSink, FileSink, staged_by
+from tidegate.spark.causes import why_not_stopped
 from tidegate.spark.definition import StageDefinition
 from tidegate.storage.file_lists import MOST_IN_A_MANIFEST
 from tidegate.storage.files import Files
+from tidegate.storage.folder import near
 from tidegate.storage.manifest import Manifest, StageShape
+from tidegate.storage.mounted import Mounted
 from tidegate.storage.paths import RootPaths
 
 _log = logging.getLogger("tidegate")
-_INSTANCE: Final = "local"
 # A checkpoint that takes a little longer than the interval is nothing to tell.
 _TELL_DUE_AFTER_MS: Final = 5_000
 _NAMED_STAGES: Final = 3
@@ -67,6 +76,8 @@ class Ground(msgspec.Struct, frozen=True):
     shape: dict[str, StageShape]
     most_in_a_manifest: int = MOST_IN_A_MANIFEST
     """See `FileLists`."""
+    deletes_from: int = 1
+    """See `Pace`."""
 
 
 class Delay(msgspec.Struct, frozen=True):
@@ -77,7 +88,34 @@ class Delay(msgspec.Struct, frozen=True):
     why: str
 
 
+class CheckpointListener(Protocol):
+    """Must not wait, nor fail."""
+
+    def on_ended(self, status: CheckpointStatus) -> None:
+        """One was aborted, or all tables show it."""
+        ...
+
+    def on_base_shown(self, checkpoint_id: int, course: Course) -> None:
+        """All tables show the one that the generation started from."""
+        ...
+
+
+class _Leadership(msgspec.Struct, frozen=True):
+    """What only the process has that leads."""
+
+    leader: Leader
+    leading: Leading
+    upkeep: TableUpkeep
+
+
 class Generation:
+    has_stuck_queries = False
+    """Whether a query of it could not be stopped: none of the same stage can be started beside it."""
+    has_heard = False
+    """Whether another process has said something since the last round."""
+    listener: CheckpointListener | None = None
+    """Who wants to know how checkpoints end."""
+
     def __init__(
         self,
         definitions: Iterable[StageDefinition],
@@ -89,12 +127,15 @@ class Generation:
         launch: Callable[[Generation], None],
         patience: Patience | None = None,
         carrier: Carrier | None = None,
+        part: Part | None = None,
     ) -> None:
-        """`definitions`: of what Spark runs, stages and chains of them. `launch` rebuilds them and starts their
-        queries."""
+        """`definitions`: of what Spark runs, stages and chains of them, wherever they run. `launch` rebuilds those that
+        run here and starts their queries. `part`: what this process has to do with it, if not everything."""
+        self.part = Part() if part is None else part
         self._bounds = Bounds() if bounds is None else bounds
         self._patience = Patience() if patience is None else patience
-        self._definitions = {definition.name: definition for definition in definitions}
+        self.queries = tuple(definitions)
+        self._definitions = {each.name: each for each in self.queries if self.part.runs(each.name)}
         self._ground = ground
         self.generation = ground.opened.generation
         self.shape = dict(ground.shape)
@@ -108,51 +149,113 @@ class Generation:
         self.closes: frozenset[str] = frozenset()
         """The queries whose watermarks it was launched with at the end of time, to close what they hold."""
         self._planning: PlanningWatch | None = None
-        self._messages: deque[StartOrder | Announced | Visible | ToLeader] = deque()
+        self._messages: deque[ToMember | ToLeader] = deque()
         self._failure: TidegateError | None = None
         self._parts_when_aborted: dict[int, dict[str, StagePart]] = {}
         self._declining: StageDecline | None = None
         self._is_base_shown = ground.base is None
+        self._acks: dict[int, Ack] = {}
+        self._is_cleaning = False
         self._is_abandoned = False
         self._has_advanced = False
-        base, queries = ground.base, self._definitions.values()
+        base, queries = ground.base, self.queries
         self._starts = {} if base is None else by_query(base.stages, queries)
         self._reports_at_base = None if base is None else reports_at_start(base, queries)
-        self.channels = {name: self._channel(name) for name in self._definitions}
+        own_time = [name for name, each in self.shape.items() if each.has_event_time]
+        self._timed = with_event_time({name: each.inputs for name, each in self.shape.items()}, own_time)
+        here = dict.fromkeys(name for each in self._definitions.values() for name in (*each.inputs, each.name))
+        self.channels = {each.name: self._channel(each.name) for each in self.queries if each.name in here}
         self.stages = {name: self._stage(definition) for name, definition in self._definitions.items()}
-        self._readers: dict[str, list[RunningStage]] = {name: [] for name in self._definitions}
+        self._readers: dict[str, list[RunningStage]] = {name: [] for name in self.channels}
         for stage in self.stages.values():
             for each in stage.definition.inputs:
                 self._readers[each].append(stage)
-        self.leading = Leading(
+        self.links = None if self.part.exchange is None else Links(self, self.part, self.part.exchange)
+        self.shown = 0
+        """The newest checkpoint that all tables show."""
+        self.carrier.handle(self._handlers())
+        self.member = Member(self, self.part.instance)
+        self._leadership: _Leadership | None = None
+        if self.part.leads:
+            self._leadership = self._lead()
+        else:
+            self.carrier.handle(following(ground.root, self.generation, self.queries, self._cleaning()))
+
+    def _cleaning(self) -> Cleaning:
+        opened = self._ground.opened
+        return Cleaning(
+            self._ground.root,
+            self.generation,
+            self.stages,
+            self.queries,
+            max(opened.largest_id, opened.log.last_checkpoint_id),
+            leads=self.part.leads,
+            elsewhere=self._ground.base if self.elsewhere else None,
+            deletes_from=self._ground.deletes_from,
+        )
+
+    def _lead(self) -> _Leadership:
+        ground, sinks = self._ground, self.sinks
+        leading = Leading(
             ground.pipeline,
             self.generation,
             self.shape,
             ground.root,
             sinks,
-            self.stages,
+            self.queries,
+            self._cleaning(),
             self.carrier.clock,
             self._bounds.commit_ms,
-            max(ground.opened.largest_id, ground.opened.log.last_checkpoint_id),
         )
-        self._upkeep = TableUpkeep(sinks, self.generation, self.leading.retained_manifests)
-        self.carrier.handle(self.leading.handlers())
-        self.carrier.handle(self._handlers())
-        self.member = Member(self, _INSTANCE)
-        self.leader = Leader(
+        self.carrier.handle(leading.handlers())
+        if ground.base is not None:
+            leading.course_of_base(ground.base)
+        if self.links is not None:
+            self.links.lead(ground.opened.claimant)
+        leader = Leader(
             self,
             ground.opened,
-            self._definitions,
+            [each.name for each in self.queries],
             sinks,
-            {_INSTANCE: Assignment(self.incarnation, tuple(self._definitions), self._has_event_time)},
-            config,
+            self._assignments(),
+            self._config,
             self._reports_at_base,
             self._patience,
         )
+        return _Leadership(leader, leading, TableUpkeep(sinks, self.generation, leading.retained_manifests))
+
+    def _assignments(self) -> dict[str, Assignment]:
+        placed = self.part.placed or {self.part.instance: tuple(self._definitions)}
+        incarnations = self.part.incarnations or {self.part.instance: self.incarnation}
+        return {
+            name: Assignment(incarnations[name], queries, self._has_event_time(queries))
+            for name, queries in placed.items()
+            if queries
+        }
+
+    def _has_event_time(self, queries: Collection[str]) -> bool:
+        own = [each for query in self.queries if query.name in queries for each in query.members]
+        return any(self.shape[each.name].has_event_time for each in own)
+
+    # -- who leads --------------------------------------------------------------------------------
 
     @property
-    def _has_event_time(self) -> bool:
-        return any(each.has_event_time for each in self.shape.values())
+    def leads(self) -> bool:
+        return self._leadership is not None
+
+    @property
+    def _lead_here(self) -> _Leadership:
+        if self._leadership is None:
+            raise InvariantViolation("this process does not lead the generation")
+        return self._leadership
+
+    @property
+    def leader(self) -> Leader:
+        return self._lead_here.leader
+
+    @property
+    def leading(self) -> Leading:
+        return self._lead_here.leading
 
     def _channel(self, name: str) -> Channel:
         if not self._starts:
@@ -160,7 +263,11 @@ class Generation:
         in_flight = (stage.in_flight.get(name, ()) for stage in self._starts.values())
         # Of several readers, the same segments may be in flight to each.
         segments = {segment.sequence: segment for each in in_flight for segment in each}
-        return Channel(name, self._starts[name].output_sequence, self._bounds.backlog, segments.values())
+        start = self._starts[name]
+        channel = Channel(name, start.output_sequence, self._bounds.backlog, segments.values())
+        if self._bounds.drift_ms is not None and start.watermark_ms is not None:
+            channel.append_watermark(start.watermark_ms)
+        return channel
 
     def _stage(self, definition: StageDefinition) -> RunningStage:
         ground = self._ground
@@ -178,8 +285,15 @@ class Generation:
             self._bounds.backlog,
             has_event_time=any(self.shape[each.name].has_event_time for each in definition.members),
             most_in_a_manifest=ground.most_in_a_manifest,
+            input_time=self._input_time(definition),
+            clock=self.carrier.clock,
         )
         return RunningStage(definition, place, self.channels, self._config, self, self._patience)
+
+    def _input_time(self, definition: StageDefinition) -> InputTime | None:
+        if self._bounds.drift_ms is None:
+            return None
+        return InputTime(tuple(each for each in definition.inputs if each in self._timed), self._bounds.drift_ms)
 
     def _staging_of(self, definition: StageDefinition) -> Files:
         """Where what a stage writes lies, by whatever generation."""
@@ -189,7 +303,8 @@ class Generation:
     def output_of(self, definition: StageDefinition, attempt: int = 1) -> Files:
         sink = self.sinks.get(definition.name)
         if isinstance(sink, FileSink):
-            return staged_by(sink, self.generation, attempt).at("", durable=False)
+            staged = staged_by(sink, self.generation, attempt)
+            return (staged if isinstance(staged, Mounted) else near(staged)).at("", durable=False)
         return self._ground.work.at(RootPaths.output(self.generation, definition.name, attempt), durable=False)
 
     def checkpoint_of(self, definition: StageDefinition, attempt: int = 1) -> Files:
@@ -228,20 +343,67 @@ class Generation:
 
     def poll(self) -> None:
         """One round of everything."""
+        if self.links is not None:
+            self._hear(self.links)
         self._look_at_tables()
         for stage in self.stages.values():
             stage.poll()
         self.member.on_time()
         for source in self._sources:
             source.poll()
-        self.leader.on_time()
+        if self._leadership is not None:
+            self._lead_on(self._leadership)
         self.go_on()
+        if self._bounds.drift_ms is not None:
+            self._look_at_time()
         for stage in self.stages.values():
             stage.flush()
-        self.leading.check_commits()
-        if self._is_base_shown:
-            self._upkeep.poll(self.now_ms)
+        if self._leadership is not None:
+            self._look_after_tables(self._leadership)
         self._forget_read()
+        if self.links is not None:
+            self.links.say()
+
+    def _lead_on(self, leadership: _Leadership) -> None:
+        leadership.leader.on_time()
+        if self.links is not None and not self.links.has_said:
+            self.links.say()  # before this one launches its own part, so that all do so at the same time
+
+    def _look_after_tables(self, leadership: _Leadership) -> None:
+        leadership.leading.check_commits()
+        if self._is_base_shown:
+            leadership.upkeep.poll(self.now_ms)
+
+    def _hear(self, links: Links) -> None:
+        """Take what other processes have said."""
+        for message in links.hear(self.channels, self.member.seen):
+            self._hand_over(message)
+        if self.leads:
+            return
+        told = self._told
+        if told.holds_sources and not self.holds_sources:
+            self.hold_sources()
+        if told.shown > self.shown and not self._is_cleaning:
+            self.shown, self._is_cleaning = told.shown, True
+            self.carrier.start(self._clean_up(told.shown), self.on_failed)
+
+    async def _clean_up(self, shown: int) -> None:
+        """After the stages that run here, where another process leads."""
+        try:
+            await clean_up_own(Asker(self, self._patience), self.generation, shown)
+        except StoreUnavailable as error:
+            self.on_not_cleaned(error)
+        finally:
+            self._is_cleaning = False
+
+    @property
+    def has_cleaned_up(self) -> bool:
+        """Whether nothing is left to clean up here behind what all tables show, where another process leads."""
+        return not self._is_cleaning and (self.links is None or self.shown >= self.links.leader_told.shown)
+
+    def start_by(self, order: StartOrder) -> None:
+        """Run what the leader elsewhere has ordered. With the first round."""
+        self.member.on_start(order)
 
     def go_on(self) -> None:
         """Let the flows go on whose answers are there, and hand over what they have to say."""
@@ -251,45 +413,81 @@ class Generation:
         if self._failure is not None:
             raise self._failure
 
-    def _hand_over(self, message: StartOrder | Announced | Visible | ToLeader) -> None:
-        match message:
-            case StartOrder():
-                self.member.on_start(message)
-            case Announced():
-                self.member.on_announced(message)
-            case Visible():
-                self.member.on_visible(message)
-            case Seen(_, instance, sequence):
-                self.leader.on_seen(instance, sequence)
-            case StageReport():
-                self.leader.on_report(message)
-                reached(Step.STAGE_REPORTED)
-            case Ack():
-                self.leader.on_ack(message)
-            case MemberFailed(_, instance, why):
-                self.leader.on_failed(instance, why)
-            case StageDecline():
-                self._declining = message
-                self.leader.on_decline(message)
-                self._declining = None
+    def _hand_over(self, message: ToMember | ToLeader) -> None:
+        if isinstance(message, StartOrder | Announced | Visible):
+            give_to_member(message, self.member)
+            return
+        self._declining = message if isinstance(message, StageDecline) else None
+        if isinstance(message, Ack) and self.links is not None:
+            self._note_ack(message)
+        give_to_leader(message, self.leader)
+        self._declining = None
+        if isinstance(message, StageReport):
+            reached(Step.STAGE_REPORTED)
+
+    def _note_ack(self, ack: Ack) -> None:
+        """It is said again and again, until it is heard."""
+        for checkpoint in self.coordinator.active:
+            if (checkpoint.checkpoint_id, checkpoint.attempt) == (ack.checkpoint_id, ack.attempt):
+                self.course_of(checkpoint).acks.setdefault(ack.instance, self.now_ms - checkpoint.triggered_ms)
 
     def _forget_read(self) -> None:
         for name, channel in self.channels.items():
             readers = [stage.inputs for stage in self._readers[name]]
-            channel.forget_before(min((each.cursor(name) for each in readers), default=channel.end))
-            channel.on_consumed(min((each.position(name) for each in readers), default=channel.sequence))
+            cursors, positions = [each.cursor(name) for each in readers], [each.position(name) for each in readers]
+            if self.links is not None and (consumed := self.links.consumed(name)) is not None:
+                cursors.append(self.links.is_sent(name, channel.end))
+                positions.append(consumed)
+            channel.forget_before(min(cursors, default=channel.end))
+            channel.on_consumed(min(positions, default=channel.sequence))
+
+    def consumed_here(self, name: str) -> int:
+        """How far those that read a channel here have consumed it."""
+        return min(stage.inputs.position(name) for stage in self._readers[name])
 
     def _look_at_tables(self) -> None:
         """A sink whose table is late with an epoch may be held back, but not from a barrier that it is to reach: only a
         checkpoint makes visible what it has staged. Behind it, storing its part may wait for that very table."""
-        for name in self.sinks:
-            stage = self.stages[name]
-            is_wanted = any(not stage.checkpoints.has_cut(each.checkpoint_id) for each in self.coordinator.active)
-            stage.is_late(name in self.leader.commits.pending and not is_wanted)
+        pending: Collection[str] = self._told.pending if self._leadership is None else self.leader.commits.pending
+        for name, stage in self.stages.items():
+            if name in self.sinks:
+                is_wanted = any(not stage.checkpoints.has_cut(each) for each in self._under_way)
+                stage.is_late(name in pending and not is_wanted)
+
+    @property
+    def _told(self) -> LeaderTold:
+        """By whoever leads elsewhere."""
+        return LeaderTold() if self.links is None else self.links.leader_told
+
+    @property
+    def _under_way(self) -> Sequence[int]:
+        """The checkpoints that are, wherever this is led from."""
+        if self._leadership is None:
+            return self._told.active
+        return [each.checkpoint_id for each in self.coordinator.active]
+
+    def _look_at_time(self) -> None:
+        """Stages tell their readers how far event time has come, and an input that is too far ahead is held: not from
+        a barrier that its stage is to reach, and not while the stage records what comes before one. Who writes it may
+        have to consume more before it sends that barrier."""
+        active = self._under_way
+        for stage in self.stages.values():
+            stage.tell_time(is_done=not stage.definition.inputs and self.has_ended(stage))
+            stage.inputs.let_through(not all(map(stage.checkpoints.has_captured, active)))
+        for name, channel in self.channels.items():
+            is_held_elsewhere = self.links is not None and self.links.is_held(name)
+            channel.hold(is_held_elsewhere or self.is_held_here(name))
+
+    def is_held_here(self, name: str) -> bool:
+        """Whether a reader of a channel here is shown no more of it for now: it is too far ahead in event time."""
+        return any(reader.inputs.is_held(name) for reader in self._readers[name])
 
     @property
     def has_news(self) -> bool:
         """Whether a query has committed a batch since the last round. One that rests has not."""
+        if self.has_heard:
+            self.has_heard = False
+            return True
         return any(not (stage.progress.is_resting or stage.progress.has_taken_up_all) for stage in self.stages.values())
 
     def check_queries(self) -> None:
@@ -345,7 +543,10 @@ class Generation:
             return None
         if stage.definition.kind == "sink":
             return "its table"
-        return min(self._readers[name], key=lambda reader: reader.inputs.position(name)).definition.head
+        readers = [(reader.inputs.position(name), reader.definition.head) for reader in self._readers[name]]
+        if self.links is not None and (slowest := self.links.slowest_reader(name)) is not None:
+            readers.append((slowest[0], f"instance {slowest[1]}"))
+        return min(readers)[1]
 
     def no_batch(self, name: str) -> NoBatch | None:
         """Why a source has planned no batch for a while, if it has not."""
@@ -366,15 +567,14 @@ class Generation:
                 left_s = ((held.until_ms or now_ms) - now_ms) / 1000
                 ended = ", ".join(map(checkpoint_name, held.checkpoints))
                 why = f"the pause after {ended} (min_pause_ms) lasts for another {left_s:.0f} s"
+            case Obstacle.INSTANCE:
+                why = f"instance {', '.join(self.coordinator.missing_instances)} is missing"
         return Delay(held.since_ms, held.by, why)
 
     def _what_is_missing(self, checkpoint_id: int) -> str:
         """Those that wait for others come last."""
         name = checkpoint_name(checkpoint_id)
-        progress = {
-            each: self.stages[each].part_of(checkpoint_id, self.now_ms)
-            for each in self.coordinator.missing(checkpoint_id)
-        }
+        progress = {each: self._part_now(each, checkpoint_id) for each in self.coordinator.missing(checkpoint_id)}
         if not progress:
             return f"{name} is in progress: it is being decided"
         stages = sorted(progress, key=lambda each: (progress[each].progress in ("waiting", "aligning"), each))
@@ -390,18 +590,50 @@ class Generation:
         """How long it took, or takes until now."""
         return self.leading.duration_ms(checkpoint)
 
+    def course_of(self, checkpoint: Checkpoint) -> Course:
+        """How a checkpoint went that was begun here, as far as it has come."""
+        return self.leading.course_of(checkpoint)
+
     def parts_of(self, checkpoint: Checkpoint) -> dict[str, StagePart]:
         """How far each stage has come with a checkpoint that was begun here, or had come when it was aborted."""
         known = self._parts_when_aborted.get(checkpoint.checkpoint_id)
         return self._parts_now(checkpoint) if known is None else known
 
     def _parts_now(self, checkpoint: Checkpoint) -> dict[str, StagePart]:
+        is_asked = checkpoint.barrier.is_unaligned
         return {
-            name: part_of(checkpoint.reports[name], is_asked=checkpoint.barrier.is_unaligned)
+            name: part_of(checkpoint.reports[name], is_asked=is_asked)
             if name in checkpoint.reports
-            else stage.part_of(checkpoint.checkpoint_id, self.now_ms, is_asked=checkpoint.barrier.is_unaligned)
-            for name, stage in self.stages.items()
+            else self._part_now(name, checkpoint.checkpoint_id, self._begun_ms(checkpoint), is_asked=is_asked)
+            for name in (each.name for each in self.queries)
         }
+
+    def parts_here(self, checkpoint_id: int) -> dict[str, StagePart]:
+        """Of the queries that run here, and have not reported yet."""
+        reports = self.member.reports(checkpoint_id)
+        return {name: self._part_now(name, checkpoint_id) for name in self.stages if name not in reports}
+
+    def _begun_ms(self, checkpoint: Checkpoint) -> int | None:
+        """When it was announced, by the run's clock."""
+        begun_ms = self.course_of(checkpoint).begun_ms
+        return None if begun_ms is None else checkpoint.triggered_ms + begun_ms
+
+    def _part_now(
+        self, name: str, checkpoint_id: int, begun_ms: int | None = None, *, is_asked: bool = False
+    ) -> StagePart:
+        """How far a query has come that has not reported yet, wherever it runs."""
+        if self.links is not None and name not in self.stages:
+            return self.links.part_of(name, checkpoint_id)
+        return self.stages[name].part_of(checkpoint_id, self.now_ms, begun_ms, is_asked=is_asked)
+
+    def has_ended(self, source: RunningStage) -> bool:
+        """Whether nothing more comes from a source."""
+        return source.progress.has_ended or self.is_at_rest(source.name)
+
+    @property
+    def elsewhere(self) -> tuple[str, ...]:
+        """The queries that other processes run."""
+        return tuple(each.name for each in self.queries if each.name not in self.stages)
 
     # -- for leader and member --------------------------------------------------------------------
 
@@ -418,24 +650,37 @@ class Generation:
         else:
             _log.debug("%s, for the %dth time: %s", type(request).__name__, failures, error)
 
-    def send(self, _to: str, message: StartOrder | Announced | Visible | ToLeader) -> None:
-        """Both are here."""
-        self._messages.append(message)
+    def send(self, to: str, message: ToMember | ToLeader) -> None:
+        if isinstance(message, StageReport):
+            message = with_snapshot(message)
+        elif isinstance(message, Ack):
+            message = self._whole(message)
+        if self.links is None or not self.links.is_to_elsewhere(to, message):
+            self._messages.append(message)
+
+    def _whole(self, ack: Ack) -> Ack:
+        """Made once, however often it is sent."""
+        if ack.checkpoint_id not in self._acks:
+            whole = msgspec.structs.replace(ack, reports=tuple(map(with_snapshot, ack.reports)))
+            self._acks = {ack.checkpoint_id: whole}
+        return self._acks[ack.checkpoint_id]
 
     @property
-    def incarnation(self) -> int:
+    def incarnation(self) -> str:
         """A process runs a generation once: another try is another generation."""
-        return 0
+        return self.part.incarnation
 
     def on_announced(self, announcement: Announcement) -> None:
         """Nothing is to be done beside what the stages do."""
 
     def on_begun(self, checkpoint: Checkpoint) -> None:
         known = {each.checkpoint_id for each in (*self.coordinator.active, *self.coordinator.history)}
-        self.leading.forget_but(known)
+        base = self._ground.base
+        self.leading.forget_but(known if base is None or self._is_base_shown else {*known, base.checkpoint_id})
         for forgotten in self._parts_when_aborted.keys() - known:
             del self._parts_when_aborted[forgotten]
         self.leading.triggered_at(checkpoint)
+        self.course_of(checkpoint).begun_ms = self.now_ms - checkpoint.triggered_ms
 
     def on_aborted(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
         checkpoint_id = barrier.checkpoint_id
@@ -446,9 +691,13 @@ class Generation:
                 if self._declining is not None:
                     parts[self._declining.stage] = StagePart(progress="declined")
                 self._parts_when_aborted[checkpoint_id] = parts
+                if self.listener is not None:
+                    self.listener.on_ended(status_of(self, checkpoint))
 
     def on_completed(self, record: CheckpointCompleted, checkpoint: Checkpoint, min_watermark_ms: int | None) -> None:
         self._has_advanced |= _consumed(checkpoint.reports) != self._consumed_at_base
+        if checkpoint.ended_ms is not None:
+            self.course_of(checkpoint).decided_ms = checkpoint.ended_ms - checkpoint.triggered_ms
         _log.debug("%s: the pipeline's watermark is %s", checkpoint_name(record.checkpoint_id), min_watermark_ms)
         _log.info(
             "%s complete in %d ms, %d bytes new of %d%s",
@@ -469,7 +718,22 @@ class Generation:
     def on_shown(self, checkpoint_id: int) -> None:
         reached(Step.ALL_SINKS_COMMITTED)
         self._is_base_shown = True  # it comes first
+        self.shown = max(self.shown, checkpoint_id)
         _log.debug("all tables show %s", checkpoint_name(checkpoint_id))
+        self._tell_shown(checkpoint_id)
+
+    def _tell_shown(self, checkpoint_id: int) -> None:
+        base = self._ground.base
+        for checkpoint in self.coordinator.history:
+            if checkpoint.checkpoint_id == checkpoint_id:
+                self.course_of(checkpoint).shown_ms = self.now_ms - checkpoint.triggered_ms
+                if self.listener is not None:
+                    self.listener.on_ended(status_of(self, checkpoint))
+        if base is not None and base.checkpoint_id == checkpoint_id:
+            course = self.leading.course_of_base(base)
+            course.shown_ms = self.now_ms - course.since_ms
+            if self.listener is not None:
+                self.listener.on_base_shown(checkpoint_id, course)
 
     def on_not_cleaned(self, error: StoreUnavailable) -> None:
         _log.warning("cleaning up failed and is tried again after the next checkpoint: %s", error)
@@ -507,7 +771,8 @@ class Generation:
         for source in self._sources:
             source.stop()
         self._stop_queries()
-        self._upkeep.stop()
+        if self._leadership is not None:
+            self._leadership.upkeep.stop()
         self.carrier.stop(self._waits_s)
 
     def _waits_s(self, request: Request[Any]) -> float:
@@ -538,8 +803,16 @@ class Generation:
         started = (each.started for each in self._sources)
         for each in (*(stage.progress for stage in self.stages.values()), *started):
             if each is not None:
-                with suppress(Exception):
+                try:
                     each.stop()
+                except Exception as error:
+                    self._on_not_stopped(error)
+
+    def _on_not_stopped(self, error: Exception) -> None:
+        """What fails because Spark's process is gone is told elsewhere."""
+        if (why := why_not_stopped(error)) is not None:
+            _log.warning("%s", why)
+            self.has_stuck_queries = True
 
 
 def _consumed(reports: Mapping[str, StageReport]) -> dict[str, object]:

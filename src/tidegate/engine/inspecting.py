@@ -18,15 +18,16 @@ import msgspec
 from tidegate.errors import DamagedCheckpoint, StoreUnavailable, UnknownCheckpoint, UnknownState
 from tidegate.protocol.messages import Segment
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
-from tidegate.spark.session import StageSessions, check_java, check_settings, existing_session, local_session
+from tidegate.spark.session import StageSessions, check_java, check_settings, existing_session, own_session
 from tidegate.spark.snapshot import STATE_FOLDER, restore_checkpoint
 from tidegate.spark.stored_state import StatePart, StoredOperator, StoredState
+from tidegate.spark.versions import check_spark
 from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles, files_of
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import InspectedRoot, check_files
 from tidegate.storage.manifest import Manifest, StageSnapshot, StateOperator
+from tidegate.storage.places import place_of
 from tidegate.storage.scratch import Scratch
-from tidegate.storage.user_paths import plain_path
 
 if TYPE_CHECKING:
     import os
@@ -156,7 +157,7 @@ class CheckpointInside:
 
     def _damaged(self, damage: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(
-            f"{self.name} is damaged: {damage}; `tidegate verify --root {self._root.paths.root}` tells which "
+            f"{self.name} is damaged: {damage}; `tidegate verify --root {self._root.place}` tells which "
             f"checkpoints are whole"
         )
 
@@ -170,9 +171,10 @@ def session_beside_runs(
     existing = existing_session()
     if existing is not None:
         return existing
+    check_spark()
     check_java()
     messages = Scratch()
-    session = local_session(name, messages.path / "spark.log", settings, folder)
+    session = own_session(name, messages.path / "spark.log", settings, folder)
     messages.remove_at_exit()
     return session
 
@@ -226,7 +228,7 @@ def state(
     closed, and the frame may be read for as long as the process lives, whatever becomes of the checkpoint. Each call
     makes a folder of its own: a process that lives for long, and looks at large state again and again, needs the room.
     """
-    inside = CheckpointInside(InspectedRoot(plain_path(root)), checkpoint)
+    inside = CheckpointInside(InspectedRoot(place_of(root)), checkpoint)
     inside.check_has_state(stage)
     session = reading_session(spark)
     scratch = Scratch()

@@ -226,7 +226,9 @@ def rebuild_folders(
     cut = None if start is None else start.cut
     restore_output(output, cut)
     if start is not None:
-        restore_checkpoint(root, held, checkpoint)
+        files = list(held)
+        root.bring(each.stored for each in files)
+        restore_checkpoint(root, files, checkpoint)
         if cut is not None and start.files.is_empty:  # it was in the query of its input, and had none of its own
             begin_after(checkpoint, cut)
     if definition.inputs and cut is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,8 +13,8 @@ from tidegate.engine.carrier import Clock, Handlers
 from tidegate.engine.chains import by_query, by_stage, chains_of
 from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.stage.running import AsOfCut, RunningStage
-from tidegate.engine.status import as_moment
+from tidegate.engine.stage.running import AsOfCut
+from tidegate.engine.status import SinkCommit, as_moment, moment_ms
 from tidegate.engine.tables import what_would_fit
 from tidegate.errors import (
     CheckpointsFailed,
@@ -30,18 +30,20 @@ from tidegate.flows.leader import FINAL
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.coordinator import Checkpoint, StageReport
 from tidegate.protocol.decision_log import DecisionLog, GenerationOpened
+from tidegate.protocol.messages import Segment
 from tidegate.protocol.names import checkpoint_name
-from tidegate.protocol.retention import StoredFile
 from tidegate.sinks import function
 from tidegate.sinks.contract import BoundSink, decode_committable
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.session import is_of_the_connection
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.file_lists import SnapshotFiles
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import read_manifest
 from tidegate.storage.manifest import FORMAT, Manifest, StageShape, StageSnapshot, as_report, encode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.system import explained, say, told
+from tidegate.storage.user_paths import is_bucket_url
 
 _log = logging.getLogger("tidegate")
 
@@ -72,7 +74,6 @@ def deciding(decisions: StoredDecisions) -> Handlers:
         requests.Trim: lambda request: lambda: decisions.trim(request.start, request.but),
         requests.Mark: mark,
         requests.LargestMarked: lambda _: decisions.largest_used,
-        requests.ForgetMarks: lambda request: lambda: decisions.forget_marks_below(request.below),
     }
 
 
@@ -96,16 +97,22 @@ def reports_at_start(manifest: Manifest, queries: Iterable[StageDefinition]) -> 
     return reports_in(msgspec.structs.replace(manifest, stages=by_query(manifest.stages, queries)))
 
 
-def _snapshot_in(report: StageReport) -> StageSnapshot:
-    """A stage's part of the manifest."""
+def with_snapshot(report: StageReport) -> StageReport:
+    """A report as it is sent to whoever leads: with the stage's part of the manifest."""
     at: AsOfCut
     at, files, in_flight = report.detail
+    return msgspec.structs.replace(report, detail=_snapshot_in(report, at, files, in_flight or {}))
+
+
+def _snapshot_in(
+    report: StageReport, at: AsOfCut, files: SnapshotFiles, in_flight: dict[str, tuple[Segment, ...]]
+) -> StageSnapshot:
     return StageSnapshot(
         cut=report.cut,
         files=files,
         positions=report.positions,
         output_sequence=report.output_sequence,
-        in_flight=in_flight or {},
+        in_flight=in_flight,
         source_positions=at.source_positions,
         watermark_ms=report.watermark_ms,
         committable=report.committable,
@@ -126,6 +133,18 @@ class _Commit(msgspec.Struct, frozen=True):
     since_ms: int
 
 
+class Course(msgspec.Struct):
+    """How a checkpoint went, in ms after its trigger, as far as it has come. `since_ms`: that, by the run's clock."""
+
+    since_ms: int
+    begun_ms: int | None = None
+    prepared_ms: int | None = None
+    decided_ms: int | None = None
+    shown_ms: int | None = None
+    acks: dict[str, int] = msgspec.field(default_factory=dict)
+    commits: dict[str, SinkCommit] = msgspec.field(default_factory=dict)
+
+
 class Leading:
     def __init__(
         self,
@@ -134,26 +153,27 @@ class Leading:
         shape: Mapping[str, StageShape],
         files: Files,
         sinks: Mapping[str, BoundSink],
-        stages: Mapping[str, RunningStage],
+        queries: Sequence[StageDefinition],
+        cleaning: Cleaning,
         clock: Clock,
         commit_ms: int,
-        after_checkpoint: int = 0,
     ) -> None:
-        """`shape`: looked at for each manifest, because topics may come to a source. `after_checkpoint`: the largest id
-        that was in use when the generation was opened."""
+        """`shape`: looked at for each manifest, because topics may come to a source. `queries`: all of the generation,
+        wherever they run."""
         self._pipeline = pipeline
         self._generation = generation
         self._shape = shape
         self._files = files
         self._decisions = StoredDecisions(files)
         self._sinks = sinks
-        self._stages = stages
+        self._queries = queries
         self._clock = clock
         self._commit_ms = commit_ms
         self.committing: dict[str, _Commit] = {}
         self._triggered_at: dict[int, datetime] = {}
         self._durations: dict[int, int] = {}
-        self._cleaning = Cleaning(files, generation, stages, after_checkpoint)
+        self._courses: dict[int, Course] = {}
+        self._cleaning = cleaning
 
     def handlers(self) -> Handlers:
         return {
@@ -161,8 +181,8 @@ class Leading:
             requests.WriteManifest: self._write_manifest,
             requests.ReadReports: self._read_reports,
             requests.CommitSink: self._commit_sink,
-            requests.ListStored: self._list_stored,
-            requests.Delete: self._delete,
+            **cleaning_up(self._cleaning),
+            requests.ForgetMarks: self._forget_marks,
             requests.ForgetStaged: self._forget_staged,
         }
 
@@ -183,15 +203,26 @@ class Leading:
 
     def forget_but(self, known: set[int]) -> None:
         """What is told of a checkpoint is kept as long as the coordinator knows it."""
-        for told_of in (self._triggered_at, self._durations):
+        for told_of in (self._triggered_at, self._durations, self._courses):
             for forgotten in told_of.keys() - known:
                 del told_of[forgotten]
 
+    def course_of(self, checkpoint: Checkpoint) -> Course:
+        return self._courses.setdefault(checkpoint.checkpoint_id, Course(checkpoint.triggered_ms))
+
+    def course_of_base(self, manifest: Manifest) -> Course:
+        """Of the one that the generation starts from: by the clock on the wall, since another process may have begun
+        it."""
+        ago_ms = int(self._clock.utc().timestamp() * 1000) - moment_ms(manifest.triggered_at)
+        since_ms = self._clock.now_ms - max(0, ago_ms)
+        return self._courses.setdefault(manifest.checkpoint_id, Course(since_ms))
+
     def _write_manifest(self, request: requests.WriteManifest) -> Callable[[], requests.Written]:
         checkpoint = request.checkpoint
-        chains = chains_of(each.definition for each in self._stages.values())
+        chains = chains_of(self._queries)
         at = self.triggered_at(checkpoint)
         duration_ms = self._durations.setdefault(checkpoint.checkpoint_id, self.duration_ms(checkpoint))
+        self.course_of(checkpoint).prepared_ms = duration_ms
         manifest = Manifest(
             format=FORMAT,
             pipeline=self._pipeline,
@@ -205,7 +236,7 @@ class Leading:
             duration_ms=duration_ms,
             min_watermark_ms=request.min_watermark_ms,
             shape=dict(self._shape),
-            stages=by_stage({name: _snapshot_in(report) for name, report in checkpoint.reports.items()}, chains),
+            stages=by_stage({each.name: checkpoint.reports[each.name].detail for each in self._queries}, chains),
             chains=chains,
         )
         name = RootPaths.manifest(self._generation, checkpoint.checkpoint_id)
@@ -246,15 +277,21 @@ class Leading:
     def _commit_sink(self, request: requests.CommitSink) -> Callable[[], None]:
         sink, name = self._sinks[request.sink], request.sink
         self.committing[name] = _Commit(request.permit, self._clock.now_ms)
+        course = self._courses.setdefault(request.permit.checkpoint_id, Course(self._clock.now_ms))
+        course.commits.setdefault(name, SinkCommit(begun_ms=self._clock.now_ms - course.since_ms))
 
         def commit() -> None:
             try:
                 sink.commit(request.permit, decode_committable(request.committable))
             except Exception as error:
                 failure = self._as_failure(name, error)
+                told, count = course.commits[name], course.commits[name].failures + 1
+                course.commits[name] = msgspec.structs.replace(told, failures=count, why=str(failure))
                 raise failure from (error if failure is not error else error.__cause__)
             finally:
                 self.committing.pop(name, None)
+            told, ended_ms = course.commits[name], self._clock.now_ms - course.since_ms
+            course.commits[name] = msgspec.structs.replace(told, took_ms=max(0, ended_ms - told.begun_ms))
             reached(Step.SINK_COMMITTED)
 
         return commit
@@ -277,7 +314,9 @@ class Leading:
             return told(error)
         why = str(error) if isinstance(error, TidegateError) else f"{type(error).__name__}: {error}"
         table = self._sinks[name].table
-        return explained(why, [table.address, self._files.location()]) if table.kind == "delta" else why
+        if table.kind != "delta" or is_bucket_url(table.address):
+            return why
+        return explained(why, [table.address, self._files.location()])
 
     def tell_commit_failed(self, sink: str, permit: CommitPermit, failures: int, error: TidegateError) -> None:
         # Where a function of the user's own failed is seen in the trace alone.
@@ -316,11 +355,9 @@ class Leading:
 
     # -- cleaning up ------------------------------------------------------------------------------
 
-    def _list_stored(self, request: requests.ListStored) -> Callable[[], list[StoredFile]]:
-        return _telling(self._cleaning.listing(request.visible, request.reports, request.retained))
-
-    def _delete(self, request: requests.Delete) -> Callable[[], None]:
-        return _telling(self._cleaning.deleting(request.files))
+    def _forget_marks(self, request: requests.ForgetMarks) -> Callable[[], None]:
+        at_least = self._cleaning.deletes_from(request.below)
+        return lambda: self._decisions.forget_marks_below(request.below, at_least)
 
     def _forget_staged(self, request: requests.ForgetStaged) -> Callable[[], None]:
         def forget() -> None:
@@ -329,6 +366,37 @@ class Leading:
             reached(Step.CLEANED_UP)
 
         return _telling(forget)
+
+
+def cleaning_up(cleaning: Cleaning) -> Handlers:
+    """What is asked by whoever cleans up."""
+    return {
+        requests.ListStored: lambda request: _telling(
+            cleaning.listing(request.visible, request.reports, request.retained)
+        ),
+        requests.Delete: lambda request: _telling(cleaning.deleting(request.files)),
+    }
+
+
+def following(files: Files, generation: int, queries: Sequence[StageDefinition], cleaning: Cleaning) -> Handlers:
+    """What a member asks for that does not lead: it cleans up after its own stages."""
+
+    def read_reports(request: requests.ReadReports) -> Callable[[], dict[str, StageReport] | None]:
+        def read() -> dict[str, StageReport] | None:
+            try:
+                manifest = read_manifest(files, request.record)
+            except DamagedCheckpoint:
+                return None
+            # Those of older ones tell nothing but which files they refer to.
+            return reports_at_start(manifest, queries) if manifest.generation == generation else reports_in(manifest)
+
+        return read
+
+    return {
+        requests.ReadLog: lambda _: StoredDecisions(files).read,
+        requests.ReadReports: read_reports,
+        **cleaning_up(cleaning),
+    }
 
 
 def _telling(act: Callable[[], Any]) -> Callable[[], Any]:

@@ -59,6 +59,8 @@ class RootOpening:
         self._clock = Clock() if clock is None else clock
         self._fenced_at = 0
         self._only_looks = False
+        self.skipped: tuple[int, ...] = ()
+        """The newer checkpoints that were passed over, because they are damaged."""
         host = Now(self._clock, lambda why: _log.warning("%s; it is tried again", why))
         self._flow = Opening(host, claimant or uuid.uuid4().hex, _AT_ONCE)
 
@@ -154,6 +156,7 @@ class RootOpening:
         self._tell(request)
         if not fitting.fits(request.log, self.base(request.base)):
             return False
+        self.skipped = tuple(request.skipped)
         if isinstance(self._root, Root):
             self._root.claim_anew()
         return True

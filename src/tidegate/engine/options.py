@@ -11,14 +11,18 @@ Importing this brings no PySpark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Final, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
+from tidegate.cluster.connect import check_address
 from tidegate.engine.changes import Meant
+from tidegate.engine.history import Bounds as HistoryBounds
 from tidegate.engine.renaming import check_names
+from tidegate.engine.watching.otlp import url_of
 from tidegate.errors import InvalidConfig
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import (
@@ -30,14 +34,21 @@ from tidegate.protocol.config import (
     size_in_bytes,
     time_as_text,
 )
+from tidegate.protocol.drift import with_event_time
 from tidegate.spark.definition import StageDefinition
+from tidegate.spark.masters import MASTER
+
+_LARGEST_PORT: Final = 65_535
+_INSTANCE: Final = re.compile("[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much a generation lets pile up, and how long it waits. `backlog` holds for each channel, and each table."""
+    """How much a generation lets pile up, and how long it waits. `backlog` holds for each channel, and each table.
+    `drift_ms`: how far an input may be ahead of others in event time; None: as far as it likes."""
 
     backlog: BacklogBound = BacklogBound()
     commit_ms: int = 600_000
+    drift_ms: int | None = None
 
 
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -89,6 +100,13 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_backlog_segments: Annotated[
         int, Meta(description="The same in segments: what one batch has written is one.")
     ] = 1_000
+    max_watermark_drift: Annotated[
+        str | None,
+        Meta(
+            description="How far the watermark of an input may be ahead of the slowest input of the same stage, until "
+            "it is held, so that it does not fill the stage's state. Without it, none is held."
+        ),
+    ] = None
     commit_timeout: Annotated[
         str, Meta(description="How long the commit of an epoch to a table may take, until it has failed.")
     ] = "10m"
@@ -103,6 +121,14 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     take_over: Annotated[bool, Meta(description="Start although another run seems alive; that one is superseded.")] = (
         False
     )
+    work: Annotated[
+        str | None,
+        Meta(
+            description="The folder on this machine in which Spark works, where the root is in a bucket; by default "
+            "one under the user's cache folder. Each of several instances has one of its own in it. Nothing in it "
+            "outlives the run but what saves fetching it again."
+        ),
+    ] = None
     restarts: Annotated[int, Meta(description="How often to restart after a stage has failed.")] = 3
     restart_pause: Annotated[
         str,
@@ -111,6 +137,12 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chain: Annotated[
         bool, Meta(description="Run stages that only pass rows on in the query of their input, where they can be.")
     ] = True
+    history_age: Annotated[
+        str, Meta(description="How long what has happened is kept in the root (tidegate history).")
+    ] = "30d"
+    history_count: Annotated[
+        int, Meta(description="How many events of it are kept: checkpoints, starts, failures and all else.")
+    ] = 10_000
     fsync: Annotated[
         bool, Meta(description="Force checkpoints to the disk; without, a loss of power may cost the newest.")
     ] = True
@@ -121,6 +153,59 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     allow_dropped_state: Annotated[
         list[str], Meta(description="Stages that are gone from the pipeline, and whose state may go too.")
     ] = []
+    instance: Annotated[
+        str | None,
+        Meta(
+            description="The name of this process among several that run the pipeline together, each with some of its "
+            "stages. Started again by the same name, it takes its place again."
+        ),
+    ] = None
+    stages: Annotated[
+        list[str],
+        Meta(description="Stages that this instance is to run. What nobody asks for is spread over all instances."),
+    ] = []
+    instances: Annotated[
+        int,
+        Meta(
+            description="How many instances are to be there before the first generation is opened, for at most the "
+            "grace. Without --instance: start so many processes here, for trying it out."
+        ),
+    ] = 1
+    coordination: Annotated[
+        str | None,
+        Meta(
+            description="Where instances find each other: zk://HOST:PORT,HOST:PORT/PATH for ZooKeeper. Without it, in "
+            "the root."
+        ),
+    ] = None
+    grace: Annotated[
+        str, Meta(description="How long an instance that is lost is waited for, until others run its stages.")
+    ] = "30s"
+    lease: Annotated[str, Meta(description="How long an instance may be silent, until it counts as lost.")] = "10s"
+    metrics_port: Annotated[
+        int | None,
+        Meta(
+            description="The port on which the run shows metrics to Prometheus, over HTTP at /metrics; 0: any that is "
+            "free. Without it, there are none."
+        ),
+    ] = None
+    metrics_host: Annotated[
+        str, Meta(description="The address that it listens on there; by default, nobody elsewhere can reach it.")
+    ] = "127.0.0.1"
+    traces: Annotated[
+        str | None,
+        Meta(
+            description="The collector that traces of checkpoints and starts are sent to by OTLP over HTTP, such as "
+            "http://127.0.0.1:4318. Without it, what the variables OTEL_EXPORTER_OTLP_… say."
+        ),
+    ] = None
+    master: Annotated[
+        str | None,
+        Meta(
+            description="The cluster that Spark runs on, such as spark://HOST:7077, where no session is given; without "
+            "it, this machine."
+        ),
+    ] = None
     conf: Annotated[
         dict[str, str],
         Meta(
@@ -130,7 +215,16 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def bounds(self) -> Bounds:
         backlog = BacklogBound(size_in_bytes("max_backlog", self.max_backlog), self.max_backlog_segments)
-        return Bounds(backlog, _at_least_1ms("commit_timeout", self.commit_timeout))
+        return Bounds(backlog, _at_least_1ms("commit_timeout", self.commit_timeout), self._drift_ms())
+
+    def history(self) -> HistoryBounds:
+        if self.history_count < 1:
+            raise InvalidConfig(f"history_count is {self.history_count}; it must be at least 1")
+        return HistoryBounds(_at_least_1ms("history_age", self.history_age), self.history_count)
+
+    def _drift_ms(self) -> int | None:
+        drift = self.max_watermark_drift
+        return None if drift is None else _at_least_1ms("max_watermark_drift", drift, "10m")
 
     def config(self) -> CheckpointConfig:
         """What `checkpoint` says, with all that is given beside it in its place."""
@@ -160,6 +254,11 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.max_inflight is not None:
             given["max_inflight_bytes"] = size_in_bytes("max_inflight", self.max_inflight)
         return msgspec.structs.replace(self.checkpoint.alignment, **given)
+
+    @property
+    def spark_settings(self) -> dict[str, str]:
+        """Those of the Spark session that is made where none is given."""
+        return self.conf if self.master is None else {**self.conf, MASTER: self.master}
 
     @property
     def ends(self) -> bool:
@@ -197,13 +296,46 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.available_now and self.up_to is not None:
             raise _without_effect("available_now is given", f"the run reads up to {self.up_to}, and stops there")
+        if self.master is not None and self.conf.get(MASTER, self.master) != self.master:
+            raise _without_effect(f"{MASTER} is {self.conf[MASTER]}", f"master is {self.master}", "give one of them")
+        self._check_instances()
+        self._check_watching()
         if not self.restarts and self.restart_pause != DEFAULTS.restart_pause:
             raise _without_effect(f"restart_pause is {self.restart_pause}", "restarts is 0", "allow a restart")
+
+    def _check_instances(self) -> None:
+        if self.instance is not None:
+            if not _INSTANCE.fullmatch(self.instance):
+                raise InvalidConfig(
+                    f"instance is {self.instance!r}; it is a name of letters, digits, - and _, of at most 64 characters"
+                )
+            if self.up_to is not None:
+                raise InvalidConfig("up_to is for a run alone; leave instance out, or up_to")
+            check_address(self.coordination)
+            _at_least_1ms("lease", self.lease)
+            as_ms("grace", self.grace)
+            if self.instances < 1:
+                raise InvalidConfig(f"instances is {self.instances}; it must be at least 1")
+            return
+        for option in ("stages", "coordination", "grace", "lease", "instances"):
+            if getattr(self, option) != getattr(DEFAULTS, option):
+                raise _without_effect(f"{option} is given", "it is for instances", "name this one with instance")
+
+    def _check_watching(self) -> None:
+        if self.metrics_port is None and self.metrics_host != DEFAULTS.metrics_host:
+            raise _without_effect(f"metrics_host is {self.metrics_host}", "no metrics_port is given", "give one")
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= _LARGEST_PORT:
+            raise InvalidConfig(f"metrics_port is {self.metrics_port}; a port is between 0 and {_LARGEST_PORT}")
+        if self.traces is not None:
+            url_of(self.traces)
 
     def check_effect_on(self, stages: Sequence[StageDefinition]) -> None:
         """Refuse what would have no effect on this pipeline."""
         names = [each.name for each in stages]
         check_names(self.rename, names)
+        for name in self.stages:
+            if name not in names:
+                raise InvalidConfig(f"stages is {name!r}; the pipeline has {', '.join(names)}")
         for name in self.allow_dropped_state:
             if name in names:
                 raise _without_effect(
@@ -213,6 +345,21 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise _without_effect(
                 "unaligned_after is given",
                 "the pipeline has no stage between its sources and its sinks, and these are always cut aligned",
+            )
+        if self.max_watermark_drift is not None and not any(len(each.inputs) > 1 for each in stages):
+            raise _without_effect(
+                f"max_watermark_drift is {self.max_watermark_drift}", "no stage of the pipeline has several inputs"
+            )
+
+    def check_effect_on_time(self, stages: Sequence[StageDefinition], own_time: Collection[str]) -> None:
+        """Refuse a drift that nothing could ever have. `own_time`: the stages that call `withWatermark`."""
+        timed = with_event_time({each.name: each.inputs for each in stages}, own_time)
+        is_ever_held = any(len(timed.intersection(each.inputs)) > 1 for each in stages)
+        if self.max_watermark_drift is not None and not is_ever_held:
+            raise _without_effect(
+                f"max_watermark_drift is {self.max_watermark_drift}",
+                "no stage has several inputs with event time",
+                "call withWatermark in the sources that are to wait for one another, not only where they meet",
             )
 
 
@@ -229,6 +376,7 @@ def settings_of(options: dict[str, Any]) -> RunOptions:
         known = ", ".join(RunOptions.__struct_fields__)
         raise InvalidConfig(f"{error} (the options are: {known})") from error
     settings.bounds()
+    settings.history()
     as_ms("restart_pause", settings.restart_pause)
     settings.check_effect()
     return settings
@@ -246,6 +394,41 @@ _OF_CHECKPOINTS: Final = {
 }
 
 
+def settings_told(options: RunOptions) -> dict[str, str]:
+    """What a run runs with, as `tidegate run` names it, for people: what is not given has its default, and what may be
+    a secret is not told."""
+    told: dict[str, str] = {}
+    for option in RunOptions.__struct_fields__:
+        given = getattr(options, option)
+        name = option.replace("_", "-")
+        if isinstance(given, dict):
+            told.update({f"{name} {key}": _not_secret(key, value) for key, value in given.items()})
+        elif isinstance(given, list):
+            told.update({name: ", ".join(given)} if given else {})
+        elif isinstance(given, bool):
+            told[name] = "yes" if given else "no"
+        elif isinstance(given, str | int):
+            told[name] = _LOGIN.sub("://…@", str(given))
+    config = options.config()
+    told["checkpoint-interval"] = time_as_text(config.interval_ms)
+    told["min-pause"] = time_as_text(config.min_pause_ms)
+    told["checkpoint-timeout"] = time_as_text(config.timeout_ms)
+    told["tolerable-failures"], told["max-concurrent"] = str(config.tolerable_failures), str(config.max_concurrent)
+    told.setdefault("retain", str(config.max_retained))
+    return dict(sorted(told.items()))
+
+
+_SECRET: Final = re.compile(
+    "(?i)secret|token|key|password|passwd|passphrase|pwd|credential|auth|cert|signature|jaas|sasl|sas\\b|login"
+)
+_LOGIN: Final = re.compile(r"://[^/@\s]*@")
+
+
+def _not_secret(name: str, value: str) -> str:
+    """Java's options, for one, have names in their values."""
+    return "(not told)" if _SECRET.search(name) or _SECRET.search(value) else _LOGIN.sub("://…@", value)
+
+
 def description_of(option: str) -> str:
     """What it is, for people."""
     (meta,) = get_type_hints(RunOptions, include_extras=True)[option].__metadata__
@@ -258,10 +441,10 @@ def default_of(option: str) -> str:
     return _OF_CHECKPOINTS.get(option, str(default) if isinstance(default, str | int) else "")
 
 
-def _at_least_1ms(name: str, text: str) -> int:
+def _at_least_1ms(name: str, text: str, such_as: str = "") -> int:
     found = as_ms(name, text)
     if not found:
-        raise InvalidConfig(f"{name} is {text!r}; it must be at least 1ms, such as {default_of(name)}")
+        raise InvalidConfig(f"{name} is {text!r}; it must be at least 1ms, such as {such_as or default_of(name)}")
     return found
 
 

@@ -222,16 +222,30 @@ class Pipeline:
         checkpoint: CheckpointConfig = DEFAULTS.checkpoint,
         max_backlog: str = DEFAULTS.max_backlog,
         max_backlog_segments: int = DEFAULTS.max_backlog_segments,
+        max_watermark_drift: str | None = DEFAULTS.max_watermark_drift,
         commit_timeout: str = DEFAULTS.commit_timeout,
         available_now: bool = DEFAULTS.available_now,
         up_to: str | None = DEFAULTS.up_to,
         take_over: bool = DEFAULTS.take_over,
+        work: str | None = DEFAULTS.work,
         restarts: int = DEFAULTS.restarts,
         restart_pause: str = DEFAULTS.restart_pause,
         chain: bool = DEFAULTS.chain,
+        history_age: str = DEFAULTS.history_age,
+        history_count: int = DEFAULTS.history_count,
         fsync: bool = DEFAULTS.fsync,
         rename: dict[str, str] = DEFAULTS.rename,
         allow_dropped_state: list[str] = DEFAULTS.allow_dropped_state,
+        instance: str | None = DEFAULTS.instance,
+        stages: list[str] = DEFAULTS.stages,
+        instances: int = DEFAULTS.instances,
+        coordination: str | None = DEFAULTS.coordination,
+        grace: str = DEFAULTS.grace,
+        lease: str = DEFAULTS.lease,
+        metrics_port: int | None = DEFAULTS.metrics_port,
+        metrics_host: str = DEFAULTS.metrics_host,
+        traces: str | None = DEFAULTS.traces,
+        master: str | None = DEFAULTS.master,
         conf: dict[str, str] = DEFAULTS.conf,
     ) -> None:
         """Run until stopped (Ctrl-C, SIGTERM, `tidegate stop`, or setting `stop`; each ends with a last checkpoint), or
@@ -258,17 +272,36 @@ class Pipeline:
         :param max_backlog: how much of a stage's output its slowest reader may be behind, until it is held back: gets
             nothing more to read, or is paused if it is a source, until its readers are down to half
         :param max_backlog_segments: the same in segments: what one batch has written is one
+        :param max_watermark_drift: how far the watermark of an input may be ahead of the slowest input of the same
+            stage, until it is held, so that it does not fill the stage's state. Without it, none is held
         :param commit_timeout: how long the commit of an epoch to a table may take, until it has failed
         :param available_now: stop when all input is consumed
         :param up_to: read exactly up to where the sources of another root stand, at its newest checkpoint, or at one
             that is named as "ROOT@ID"; stop when that is consumed
         :param take_over: start although another run seems alive; that one is superseded
+        :param work: the folder on this machine in which Spark works, where the root is in a bucket
         :param restarts: how often to restart after a stage has failed
         :param restart_pause: how long to wait before the first restart; each further time twice as long, up to a minute
         :param chain: run stages that only pass rows on in the query of their input, where they can be
+        :param history_age: how long what has happened is kept in the root (tidegate history)
+        :param history_count: how many events of it are kept: checkpoints, starts, failures and all else
         :param fsync: force checkpoints to the disk; without, a loss of power may cost the newest
         :param rename: new names of stages, by those that the checkpoint knows: such a stage goes on from there
         :param allow_dropped_state: stages that are gone from the pipeline, and whose state may go too
+        :param instance: the name of this process among several that run the pipeline together, each with some of its
+            stages
+        :param stages: stages that this instance is to run; what nobody asks for is spread over all instances
+        :param instances: how many instances are to be there before the first generation is opened, for at most the
+            grace
+        :param coordination: where instances find each other, such as "zk://host:2181/path"; without it, in the root
+        :param grace: how long an instance that is lost is waited for, until others run its stages
+        :param lease: how long an instance may be silent, until it counts as lost
+        :param metrics_port: the port on which the run shows metrics to Prometheus, over HTTP at /metrics; 0: any that
+            is free. Without it, there are none
+        :param metrics_host: the address that it listens on there; by default, nobody elsewhere can reach it
+        :param traces: the collector that traces of checkpoints and starts are sent to by OTLP over HTTP, such as
+            "http://127.0.0.1:4318"; without it, what the variables OTEL_EXPORTER_OTLP_… say
+        :param master: the cluster that Spark runs on, where no session is given; without it, this machine
         :param conf: settings of the Spark session that is made where none is given, such as spark.jars.packages
         """
         from tidegate.engine.run import run_pipeline
@@ -290,16 +323,30 @@ class Pipeline:
             checkpoint=checkpoint,
             max_backlog=max_backlog,
             max_backlog_segments=max_backlog_segments,
+            max_watermark_drift=max_watermark_drift,
             commit_timeout=commit_timeout,
             available_now=available_now,
             up_to=up_to,
             take_over=take_over,
+            work=work,
             restarts=restarts,
             restart_pause=restart_pause,
             chain=chain,
+            history_age=history_age,
+            history_count=history_count,
             fsync=fsync,
             rename=rename,
             allow_dropped_state=allow_dropped_state,
+            instance=instance,
+            stages=stages,
+            instances=instances,
+            coordination=coordination,
+            grace=grace,
+            lease=lease,
+            metrics_port=metrics_port,
+            metrics_host=metrics_host,
+            traces=traces,
+            master=master,
             conf=conf,
         )
 

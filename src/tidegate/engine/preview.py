@@ -24,7 +24,6 @@ from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import RunOptions, settings_of
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.root import SeenRoot
-from tidegate.engine.run import root_folder
 from tidegate.engine.status import StartingStep, StepName, now
 from tidegate.engine.tables import table_change
 from tidegate.errors import TidegateError
@@ -32,10 +31,10 @@ from tidegate.flows.opening import Judgement
 from tidegate.protocol.recovery import Restore, Start, StartFresh, StartOver, in_words
 from tidegate.sinks.sessions import has_set
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.session import RunSession, check_settings, in_place, local_session
+from tidegate.spark.session import RunSession, check_settings, in_place, own_session
 from tidegate.storage.folder import Folder
-from tidegate.storage.lock import is_held
 from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.places import RootGiven, place_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,21 +70,21 @@ class Preview(msgspec.Struct):
 
 def preview(
     pipeline: Pipeline,
-    root: str | Path,
+    root: RootGiven,
     scratch: Path,
     spark: SparkSession | None = None,
     on_step: Callable[[StartingStep], object] = lambda _: None,
     **options: Any,
 ) -> Preview:
     """`scratch`: a folder that is there for this alone. The options are those of a run."""
-    folder = root_folder(root)
-    found = Preview(pipeline.name, is_alive=is_held(folder / "lock"))
+    place = place_for_spark(root)
+    found = Preview(pipeline.name, is_alive=place.is_held())
     try:
         settings = settings_of(options)
-        check_settings(settings.conf, spark)
-        definitions = as_run_on(pipeline, Folder(folder)).validated()
+        check_settings(settings.spark_settings, spark)
+        definitions = as_run_on(pipeline, place.files).validated()
         settings.check_effect_on(definitions)
-        looking = _Looking(pipeline, definitions, SeenRoot(Folder(folder), pipeline.name), settings, on_step)
+        looking = _Looking(pipeline, definitions, SeenRoot(place.files, pipeline.name), settings, on_step)
         looking.look(found, scratch, spark)
     except TidegateError as refusal:
         found.refused = refusal
@@ -109,10 +108,10 @@ class _Looking:
 
     def look(self, found: Preview, scratch: Path, spark: SparkSession | None) -> None:
         self._begin("checking")
-        conf = in_place(self._options.conf)
+        conf = in_place(self._options.spark_settings)
         making = partial(self._begin, "making_session")
         name, folder = self._pipeline.name, self._pipeline.folder
-        session = RunSession(spark, lambda: local_session(name, scratch / "spark.log", conf, folder, making))
+        session = RunSession(spark, lambda: own_session(name, scratch / "spark.log", conf, folder, making))
         session.check_can_start()
         examined: dict[int, Manifest] = {}
         sinks, meant = bound_sinks(self._root, self._definitions), self._options.meant()
@@ -123,7 +122,7 @@ class _Looking:
         if not session.is_there:
             self._begin("starting_spark")
         started = session.started()
-        is_set = partial(has_set, started) if session.is_given else self._options.conf.__contains__
+        is_set = partial(has_set, started) if session.is_given else self._options.spark_settings.__contains__
         sinks = bound_sinks(self._root, self._definitions, started)
         with SparkFitting(
             self._definitions,
@@ -132,7 +131,7 @@ class _Looking:
             sinks,
             is_set,
             self._begin,
-            may_chain=self._options.chain,
+            apart=frozenset() if self._options.chain else frozenset(each.name for each in self._definitions),
             meant=meant,
             gates=Folder(scratch, fsync=False),
         ) as fitting:

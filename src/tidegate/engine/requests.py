@@ -23,11 +23,8 @@ import msgspec
 from tidegate.engine.status import CheckpointStatus, RunStatus
 from tidegate.engine.status_files import read_status
 from tidegate.errors import NotRunning, RequestFailed, StoreUnavailable
-from tidegate.storage.files import Files
-from tidegate.storage.lock import holder, is_held
 from tidegate.storage.paths import RootPaths
-
-_ASK_EVERY_S: Final = 0.05
+from tidegate.storage.places import Place
 
 REQUEST: Final = ".request"
 ANSWER: Final = ".answer"
@@ -115,10 +112,10 @@ def decode_request(data: bytes) -> Request:
 class Asked:
     """One request to the run that is alive on a root, as a context: in the end its files are removed."""
 
-    def __init__(self, paths: RootPaths, files: Files, request: Request, what: str, timeout_s: float) -> None:
+    def __init__(self, place: Place, request: Request, what: str, timeout_s: float) -> None:
         """`what`: the request in words, such as "take a checkpoint"."""
-        self._paths = paths
-        self._files = files
+        self._place = place
+        self._files = place.files
         self._request = request
         self._what = what
         self._timeout_s = timeout_s
@@ -131,9 +128,9 @@ class Asked:
         """The one that was asked."""
 
     def __enter__(self) -> Asked:
-        if not is_held(self._paths.lock):
-            raise NotRunning(f"no run is alive on {self._paths.root}, so there is none to {self._what}")
-        self.process = holder(self._paths.lock)
+        if not self._place.is_held():
+            raise NotRunning(f"no run is alive on {self._place}, so there is none to {self._what}")
+        self.process = self._place.holder()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -144,7 +141,7 @@ class Asked:
         """What the run says, when it does. None: it has ended, or was killed, and has not said how."""
         while True:
             self._make()
-            is_alive = is_held(self._paths.lock)  # before looking for the answer: a run's last act is to answer
+            is_alive = self._place.is_held()  # before looking for the answer: a run's last act is to answer
             found = self._read()
             if found is not None and (found.outcome != "heard" or is_heard_enough):
                 return found
@@ -156,7 +153,7 @@ class Asked:
 
     def await_end(self) -> None:
         """Until the run that was asked holds the root no more."""
-        while is_held(self._paths.lock) and holder(self._paths.lock) == self.process:
+        while self._place.is_held() and self._place.holder() == self.process:
             self._pause(f"has said how it ended, but still holds the root after {self._timeout_s:g} s")
 
     def how_it_ended(self) -> RunStatus | None:
@@ -169,9 +166,9 @@ class Asked:
         try:
             if self._files.exists(self._request_name):
                 return
-            if holder(self._paths.lock) not in (self.process, "") and self._read() is None:
+            if self._place.holder() not in (self.process, "") and self._read() is None:
                 raise NotRunning(
-                    f"the run on {self._paths.root} ended before it could {self._what}, and another one has started; "
+                    f"the run on {self._place} ended before it could {self._what}, and another one has started; "
                     f"ask again if you mean that one"
                 )
             self._files.at("", durable=False).write(self._request_name, msgspec.json.encode(self._request))
@@ -194,19 +191,17 @@ class Asked:
     def _pause(self, late: str) -> None:
         if time.monotonic() > self._deadline:
             raise RequestFailed(
-                f"the run on {self._paths.root} {late}; `tidegate status` shows how far it is and whether it hangs"
+                f"the run on {self._place} {late}; `tidegate status` shows how far it is and whether it hangs"
             )
-        time.sleep(_ASK_EVERY_S)
+        time.sleep(self._place.pace.ask_every_s)
 
 
-def ask_for_checkpoint(
-    paths: RootPaths, files: Files, timeout_s: float, request: TakeCheckpoint | None = None
-) -> CheckpointStatus:
+def ask_for_checkpoint(place: Place, timeout_s: float, request: TakeCheckpoint | None = None) -> CheckpointStatus:
     """Ask for a checkpoint, and wait until the tables show it."""
-    with Asked(paths, files, request or TakeCheckpoint(), "take a checkpoint", timeout_s) as asked:
+    with Asked(place, request or TakeCheckpoint(), "take a checkpoint", timeout_s) as asked:
         answer = asked.answer()
     if answer is None:
-        raise NotRunning(f"the run on {paths.root} ended before it had taken the checkpoint")
+        raise NotRunning(f"the run on {place} ended before it had taken the checkpoint")
     if answer.outcome == "done":
         (taken,) = answer.checkpoints
         return taken
@@ -216,20 +211,19 @@ def ask_for_checkpoint(
     raise RequestFailed(f"{names} was aborted: {answer.why}; the run goes on, ask again")
 
 
-def ask_to_cancel(paths: RootPaths, files: Files, timeout_s: float) -> Answer:
+def ask_to_cancel(place: Place, timeout_s: float) -> Answer:
     """Ask that what is being prepared is cancelled. The answer may name none: none was."""
-    with Asked(paths, files, CancelCheckpoint(), "cancel a checkpoint", timeout_s) as asked:
+    with Asked(place, CancelCheckpoint(), "cancel a checkpoint", timeout_s) as asked:
         answer = asked.answer()
     if answer is None:
-        raise NotRunning(f"the run on {paths.root} ended, and whatever checkpoint it was preparing with it")
+        raise NotRunning(f"the run on {place} ended, and whatever checkpoint it was preparing with it")
     if answer.outcome != "done":
         raise RequestFailed(f"no checkpoint was cancelled: {answer.why}")
     return answer
 
 
 def ask_to_stop(
-    paths: RootPaths,
-    files: Files,
+    place: Place,
     timeout_s: float,
     request: StopRun | None = None,
     *,
@@ -240,7 +234,7 @@ def ask_to_stop(
     One that has ended, but not as it was asked to, has not ended well.
     """
     wanted = request or StopRun()
-    with Asked(paths, files, wanted, "stop", timeout_s) as asked:
+    with Asked(place, wanted, "stop", timeout_s) as asked:
         answer = asked.answer(is_heard_enough=not is_awaited)
         if answer is not None and answer.outcome == "refused":
             raise RequestFailed(f"the run was not stopped: {answer.why}")
@@ -257,7 +251,7 @@ def ask_to_stop(
             if has_ended_well and (lacks := wanted.lacks(StopRun())):
                 has_ended_well, why = False, ended_without(why, lacks)
     if not has_ended_well:
-        raise RequestFailed(f"the run on {paths.root} has not ended well: {why}")
+        raise RequestFailed(f"the run on {place} has not ended well: {why}")
     return why or ""
 
 

@@ -12,31 +12,29 @@ user's. A new root takes the tables from whichever had them. Importing this brin
 
 from __future__ import annotations
 
-import shutil
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
 
 from tidegate.engine.bringing import Bringing, known_origin
 from tidegate.engine.copies import finish_pending
+from tidegate.engine.history import record_rewind
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables, TableBack, first_refusal, known_tables, others_in, tables_in
 from tidegate.engine.tables import bound
-from tidegate.errors import DamagedCheckpoint, ForeignRoot, InvalidConfig, RecoveryRefused
+from tidegate.errors import DamagedCheckpoint, ForeignRoot, InvalidConfig, RecoveryRefused, StoreUnavailable
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import BoundSink, Sink, SinkPlace
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.files import Files
-from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, look_through, read_owner
-from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Place, place_of
 from tidegate.storage.savepoints import Savepoint, find_savepoint
 from tidegate.storage.user_paths import plain_path
 
@@ -72,15 +70,15 @@ class Restoration(msgspec.Struct, frozen=True):
 class _RootAt:
     """A root that is there, or is yet to be made: nothing is claimed or changed."""
 
-    def __init__(self, folder: Path, pipeline: str | None) -> None:
+    def __init__(self, place: Place, pipeline: str | None) -> None:
         """`pipeline`: whose it is to be, where there is none yet."""
-        self.files: Files = Folder(folder)
-        owner = read_owner(self.files) if folder.is_dir() else None
+        self.files = place.files
+        owner = read_owner(self.files)
         self.is_new = owner is None
         if owner is None and pipeline is None:
-            InspectedRoot(folder)  # which says what is wrong
+            InspectedRoot(place)  # which says what is wrong
         if owner is not None and pipeline is not None and owner.pipeline != pipeline:
-            raise ForeignRoot(f"{folder} belongs to pipeline {owner.pipeline!r}, and the savepoint is of {pipeline!r}")
+            raise ForeignRoot(f"{place} belongs to pipeline {owner.pipeline!r}, and the savepoint is of {pipeline!r}")
         self.pipeline = owner.pipeline if owner is not None else pipeline or ""
         self.id = uuid.uuid4().hex if owner is None else owner.root_id
 
@@ -93,7 +91,7 @@ class Restoring:
 
     def __init__(
         self,
-        folder: Path,
+        place: Place,
         target: Target,
         left: Collection[str] = (),
         tables: Mapping[str, str] | None = None,
@@ -101,10 +99,10 @@ class Restoring:
     ) -> None:
         """`left`: sinks whose tables their user sees to. `tables`: where those of sinks are, if not where the
         checkpoint says. `sinks`: the pipeline's, for tables that can only be reached by them."""
-        self._folder = folder
+        self._place = place
         self._target = target
         self._left = tuple(sorted(left))
-        self._root = _RootAt(folder, target.record.pipeline if isinstance(target, Savepoint) else None)
+        self._root = _RootAt(place, target.record.pipeline if isinstance(target, Savepoint) else None)
         self._log = self._root.log()
         self._manifest = self._looked_through()
         known = known_tables(self._root.files, self._log)
@@ -135,7 +133,7 @@ class Restoring:
         if isinstance(self._target, Savepoint):
             found = self._target.looked_through()
             return msgspec.structs.replace(found, origin=known_origin(found, self._target.record.root_id))
-        inspected, name = InspectedRoot(self._folder), checkpoint_name(self._target)
+        inspected, name = InspectedRoot(self._place), checkpoint_name(self._target)
         record = inspected.find(self._target)
         try:
             return look_through(inspected.files, record)
@@ -166,7 +164,7 @@ class Restoring:
         )
 
     def apply(self, *, discard_others: bool) -> None:
-        root = Root(self._folder, self._root.pipeline, root_id=self._root.id)
+        root = Root(self._place, self._root.pipeline, root_id=self._root.id)
         opening = RootOpening(root, self._own)
         target = self._target
         if not isinstance(target, Savepoint):
@@ -179,19 +177,20 @@ class Restoring:
 
 
 @contextmanager
-def leaving_no_new_root(folder: Path) -> Iterator[None]:
+def leaving_no_new_root(place: Place) -> Iterator[None]:
     """A root that was made for something which then failed, before anything was decided, is removed."""
-    is_used = folder.is_dir() and any(folder.iterdir())
+    is_used = not place.is_empty()
     try:
         yield
     except BaseException:
-        if not is_used and folder.is_dir() and not Folder(folder).list(RootPaths.DECISIONS):
-            shutil.rmtree(folder, ignore_errors=True)
+        with suppress(StoreUnavailable):
+            if not is_used and not place.files.list(RootPaths.DECISIONS):
+                place.remove()
         raise
 
 
 def restore_root(
-    folder: Path,
+    place: Place,
     target: Target,
     *,
     discard_others: bool = False,
@@ -202,11 +201,11 @@ def restore_root(
     confirm: Callable[[Restoration], bool] = lambda _: True,
 ) -> Restoration | None:
     """Restore a checkpoint. Returns what was done; None: it was not confirmed."""
-    with leaving_no_new_root(folder), RootLock(folder / "lock", take_over=take_over):
-        owner = read_owner(Folder(folder))
+    with leaving_no_new_root(place), place.lock(take_over=take_over):
+        owner = read_owner(place.files)
         if owner is not None:  # what was decided before is done first: the next decision would hide it
-            finish_pending(Root(folder, owner.pipeline), sinks or {})
-        restoring = Restoring(folder, target, leave, tables, sinks)
+            finish_pending(Root(place, owner.pipeline), sinks or {})
+        restoring = Restoring(place, target, leave, tables, sinks)
         plan = restoring.plan()
         if plan.refused is not None:
             raise RecoveryRefused(f"{plan.checkpoint} cannot be restored: {plan.refused}. Nothing was changed")
@@ -218,16 +217,20 @@ def restore_root(
             )
         if not confirm(plan):
             if plan.is_new_root:
-                shutil.rmtree(folder, ignore_errors=True)
+                place.remove()
             return None
         restoring.apply(discard_others=discard_others)
+        if isinstance(target, Savepoint):
+            record_rewind(place.files, "savepoint", str(target.folder))
+        else:
+            record_rewind(place.files, "restore")
         return plan
 
 
-def target_of(root: Path, to: str | int) -> Target:
+def target_of(root: Place, to: str | int) -> Target:
     """What a user names: 42, ckpt-000042, or a savepoint by its name or its folder."""
     checkpoint_id = checkpoint_id_of(str(to))
-    return find_savepoint(root, str(to)) if checkpoint_id is None else checkpoint_id
+    return find_savepoint(root.beside, str(to)) if checkpoint_id is None else checkpoint_id
 
 
 def restore(
@@ -248,12 +251,12 @@ def restore(
     A savepoint is named by its folder, or by its name among those beside the root. It may be restored on a new root,
     whose folder is made then. `tables` says where tables are that were moved, by the names of their sinks.
     """
-    folder = plain_path(root)
-    target = target_of(folder, to)
+    place = place_of(root)
+    target = target_of(place, to)
     if dry_run:
-        return Restoring(folder, target, leave, tables).plan()
+        return Restoring(place, target, leave, tables).plan()
     if not isinstance(target, Savepoint):
-        InspectedRoot(folder)  # before a lock is made in a folder that is no root
-    done = restore_root(folder, target, discard_others=discard_others, leave=leave, tables=tables)
+        InspectedRoot(place)  # before a lock is made in a folder that is no root
+    done = restore_root(place, target, discard_others=discard_others, leave=leave, tables=tables)
     assert done is not None
     return done

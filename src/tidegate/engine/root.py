@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,15 +18,17 @@ from tidegate.errors import (
 )
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, FileSink, SinkPlace, decode_committable
+from tidegate.sinks.delta.home import Home, home_of
 from tidegate.sinks.staging import damaged_staging
 from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
-from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import RootOwner, owner_record, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
+from tidegate.storage.mounted import Mounted
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import Pace, Place, RootGiven, as_given
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +42,8 @@ class SeenRoot:
     def __init__(self, store: Files, pipeline: str) -> None:
         self.pipeline = pipeline
         self.store = store
+        self.work = store
+        """Where Spark lives, by the same names."""
         self.decisions = StoredDecisions(store)
         owner = read_owner(store)
         if owner is not None:
@@ -60,12 +65,33 @@ class SeenRoot:
 class Root(SeenRoot):
     """A root that this process may open generations on."""
 
-    def __init__(self, place: Path | Files, pipeline: str, *, fsync: bool = True, root_id: str | None = None) -> None:
-        """`place`: a folder, or files of any other kind. `root_id`: of a root that is made now."""
-        store: Files = Folder(place, fsync=fsync) if isinstance(place, Path) else place
-        store.forget_unwritten()
+    def __init__(
+        self,
+        place: RootGiven | Files,
+        pipeline: str,
+        *,
+        fsync: bool = True,
+        root_id: str | None = None,
+        is_shared: bool = False,
+        in_bucket: bool = False,
+    ) -> None:
+        """`place`: where it is; files of any kind do for one that nobody else comes to. `root_id`: of a root that is
+        made now. `is_shared`: others may be alive on it, and write. `in_bucket`: see `Place.for_run`."""
+        found: Place | None = None
+        if isinstance(place, str | os.PathLike | Place):
+            found = as_given(place)
+            store, work = found.for_run(fsync=fsync, in_bucket=in_bucket)
+        else:
+            store = work = place
+        if not is_shared:
+            store.forget_unwritten()
         super().__init__(store, pipeline)
+        self.work = work
+        self._place = found
         self.id = self._claim_root(root_id or uuid.uuid4().hex)
+        self.pace = Pace() if found is None else found.pace
+        if found is not None:
+            found.claimed(self.id)
 
     def _claim_root(self, root_id: str) -> str:
         """Make the root this pipeline's, under that id unless it has one. Returns the one that it has."""
@@ -90,13 +116,18 @@ class Root(SeenRoot):
 
     @property
     def paths(self) -> RootPaths:
-        """Where a root in a folder keeps what is not only a run's: its lock, its status, Spark's log."""
-        return RootPaths(Path(self.store.location()))
+        """What lies on this machine of it: the lock, Spark's log."""
+        return RootPaths(Path(self.work.location())) if self._place is None else self._place.paths
 
     @property
     def is_unused(self) -> bool:
         """Whether nothing was ever decided on it."""
         return not self.store.list(RootPaths.DECISIONS)
+
+    def forget_here(self, before: int) -> None:
+        """What lies on this machine, and nowhere else, of generations before one."""
+        if isinstance(self.work, Mounted):
+            self.work.forget_here(before)
 
     def claim_anew(self) -> None:
         """A run that failed beside this one may have removed the root that it had made."""
@@ -111,19 +142,20 @@ def check_staged(manifest: Manifest, sinks: Mapping[str, BoundSink]) -> None:
         stage, shape = manifest.stages.get(name), manifest.shape.get(name)
         if stage is None or shape is None or stage.committable is None:
             continue
-        places = [sink.place.files, sink.staging] if isinstance(sink, FileSink) else [sink.place.files]
+        places: list[Files | Home] = [sink.place.files]
+        if isinstance(sink, FileSink):
+            places.append(sink.staging)
         if shape.table is not None and shape.table.kind == "delta":
-            places.append(Folder(shape.table.address))
+            places.append(home_of(shape.table.address))
         try:
             sealed = decode_committable(stage.committable)
         except msgspec.MsgspecError as error:
             raise DamagedCheckpoint(f"what sink {name!r} has sealed cannot be read: {error}") from error
         for file in sealed.files:
-            names = (each for place in places if (each := place.name_at(file.path)) is not None)
+            names = [each for place in places if (each := place.name_at(file.path)) is not None]
             if not any(map(RootPaths.is_inside, names)):
-                raise DamagedCheckpoint(
-                    f"{file.path}, staged for sink {name!r}, is not where that stages: {places[-1].location()}"
-                )
+                where = sink.table.address if shape.table is None else shape.table.address
+                raise DamagedCheckpoint(f"{file.path}, staged for sink {name!r}, is not where that stages: {where}")
         changed, _ = damaged_staging(sink, sealed)  # one that is gone is looked for when the table is known
         if changed is not None:
             raise DamagedCheckpoint(changed)

@@ -12,43 +12,48 @@
 from __future__ import annotations
 
 import logging
-import os
-import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
+from tidegate.engine.catching_up import Missed, why_started
+from tidegate.engine.chronicle import Chronicle
 from tidegate.engine.closing import is_closed, next_to_close
 from tidegate.engine.control import Remote
 from tidegate.engine.copies import finish_pending
 from tidegate.engine.ending import Ending
+from tidegate.engine.events import StartedBecause
 from tidegate.engine.feeding import Feed, Feeding
 from tidegate.engine.fitting import SparkFitting
 from tidegate.engine.foreseeing import bound_sinks, check_foreseen
 from tidegate.engine.forks import as_run_on
 from tidegate.engine.generation import Generation, Ground
+from tidegate.engine.history import Recorder
 from tidegate.engine.launching import Launch
 from tidegate.engine.opening import RootOpening
-from tidegate.engine.options import RunOptions, settings_of
+from tidegate.engine.options import RunOptions, settings_of, settings_told
+from tidegate.engine.part import Part
 from tidegate.engine.pipeline import Pipeline
 from tidegate.engine.requests import StopRun
 from tidegate.engine.rereading import Rereading
 from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, StoppingStep, now
+from tidegate.engine.status_files import read_status
 from tidegate.engine.stopping import Stop, stopping_by
 from tidegate.engine.up_to import Target
+from tidegate.engine.watching.watchers import watching
 from tidegate.errors import (
     CheckpointsFailed,
     ConflictingRows,
     DataLost,
     Fenced,
     ForeignTable,
-    InvalidConfig,
     SinkFailed,
     SparkLost,
     StageFailed,
@@ -57,6 +62,7 @@ from tidegate.errors import (
     TablePutBack,
     TidegateError,
 )
+from tidegate.flows.opening import Opened
 from tidegate.protocol.commit import RetryPause
 from tidegate.protocol.config import as_ms
 from tidegate.protocol.decision_log import DecisionLog
@@ -64,21 +70,26 @@ from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink
 from tidegate.sinks.sessions import has_set
 from tidegate.spark.definition import StageDefinition
+from tidegate.spark.s3a import PACKAGES, prepare, with_s3a
 from tidegate.spark.session import (
     RunSession,
     check_settings,
     in_place,
-    local_session,
+    master_of,
+    own_session,
     scratch_folders,
 )
+from tidegate.spark.sharing import check_shared
 from tidegate.spark.watch import TopicWatch
 from tidegate.storage.lock import RootLock
 from tidegate.storage.manifest import Manifest
+from tidegate.storage.mounted import Mounted, is_local
+from tidegate.storage.places import Place, place_for_spark
 from tidegate.storage.system import explained, told
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.user_paths import is_bucket_url
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _log = logging.getLogger("tidegate")
 
@@ -87,10 +98,12 @@ _PAUSE_S: Final = 0.015
 _LOOK_EVERY_S: Final = 0.003
 _LOOK_AT_QUERIES_EVERY_S: Final = 0.2
 _LONGEST_PAUSE_MS: Final = 60_000
-_PATTERN_CHARACTERS: Final = frozenset("*?[]{}\\")
+# How long the end of a run waits for its history to be written.
+_LAST_WORDS_S: Final = 10.0
+_LAST_WORDS_WHEN_INTERRUPTED_S: Final = 2.0
 
 # Trying again would bring the same.
-_FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows, DataLost)
+FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows, DataLost)
 
 View = Callable[[RunStatus], None]
 P = ParamSpec("P")
@@ -99,7 +112,7 @@ T = TypeVar("T")
 
 def run_pipeline(
     pipeline: Pipeline,
-    root: str | Path,
+    root: str | Path | Place,
     spark: SparkSession | None = None,
     view: View | None = None,
     stop: threading.Event | None = None,
@@ -118,40 +131,121 @@ def run_pipeline(
     is shown what the run does, several times a second, and in the end that it has finished.
     """
     settings = settings_of(options)
-    check_settings(settings.conf, spark)
+    check_settings(settings.spark_settings, spark)
     settings.check_effect_on(pipeline.validated())
-    folder = root_folder(root)
-    target = None if settings.up_to is None else Target(settings.up_to, str(folder))
-    existed = os.path.exists(folder)  # noqa: PTH110 - of a name that is too long it says no; the lock then says why
-    with stopping_by(stop) as stopping, RootLock(folder / "lock", take_over=settings.take_over) as lock:
-        root_of_run = Root(folder, pipeline.name, fsync=settings.fsync)
+    place = place_for_spark(root, work=settings.work, fsync=settings.fsync, instance=settings.instance)
+    target = None if settings.up_to is None else Target(settings.up_to, place)
+    existed = not place.is_empty()
+    earlier = _last_words(place)  # before the lock is taken, which says something else in a bucket
+    # What crosses machines must lie in the bucket, where the root is in one: executors are elsewhere, or other drivers.
+    in_bucket = place.is_far and (settings.instance is not None or not _is_local(settings, spark))
+    needs_s3a = in_bucket or (_is_any_in_a_bucket(pipeline) and not _is_local(settings, spark))
+    with (
+        stopping_by(stop) as stopping,
+        watching(settings, pipeline.name, place) as watchers,
+        _lock(place, settings) as lock,
+    ):
+        root_of_run = Root(place, pipeline.name, fsync=settings.fsync, is_shared=lock.is_shared, in_bucket=in_bucket)
         finish_pending(root_of_run, pipeline.sinks)
         definitions = as_run_on(pipeline, root_of_run.store).validated()
         files = root_of_run.store.at("", durable=False)
-        with Remote(files, pipeline.name, lock, on_stop=stopping.ask) as remote:
-            conf = in_place(settings.conf)
+        chronicle = Chronicle(settings.instance)
+        recorder = Recorder(files, settings.history(), place.pace.record_every_s)
+        chronicle.observers += [recorder.note, watchers.on_event]
+        with (
+            _recorded(chronicle, recorder) as records,
+            Remote(
+                files,
+                pipeline.name,
+                lock,
+                on_stop=stopping.ask,
+                pace=place.pace,
+                transfers=place.transfers,
+                on_status=watchers.on_status,
+            ) as remote,
+        ):
+            records.remote = remote
+            conf = in_place(settings.spark_settings)
+            if needs_s3a:
+                conf = with_s3a(conf)
             session = RunSession(
                 spark,
-                lambda: local_session(
+                lambda: own_session(
                     pipeline.name,
-                    root_of_run.paths.spark_log,
+                    place.spark_log_of(settings.instance),
                     conf,
                     pipeline.folder,
                     partial(run.begin, "making_session"),
                 ),
             )
-            run = _Run(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
+            kind = Run if settings.instance is None else _together()
+            run = kind(pipeline, definitions, root_of_run, session, settings, view, stopping, remote, on_step)
             run.feed, run.target = feed, target
+            run.chronicle, run.recorder, run.earlier = chronicle, recorder, earlier
+            records.run = run
             if closes_windows:
                 run.close_windows()
-            with _leaving_nothing(root_of_run, remote, existed=existed):
+            with _leaving_nothing(root_of_run, place, remote, recorder, existed=existed):
                 run.check_before_spark()
             run.start_spark()
-            with _leaving_nothing(root_of_run, remote, existed=existed):
+            with _leaving_nothing(root_of_run, place, remote, recorder, existed=existed):
                 remote.ended_as = run.run()
-                remote.ended_because = _why_ended(stopping, remote.ended_as, target)
+                remote.ended_because = run.why_ended() or _why_ended(stopping, remote.ended_as, target)
         if view is not None:
             view(remote.status)
+
+
+def _last_words(place: Place) -> RunStatus | None:
+    """What the run before said last. That it cannot be read now stops nobody."""
+    with suppress(TidegateError, OSError):
+        return read_status(place.files)
+    return None
+
+
+class _Recorded:
+    """Whose end is to be in the history."""
+
+    run: Run | None = None
+    remote: Remote | None = None
+
+
+@contextmanager
+def _recorded(chronicle: Chronicle, recorder: Recorder) -> Iterator[_Recorded]:
+    """How a run ends is told last, when it has been said; and what is to be written is, as far as there is time."""
+    records = _Recorded()
+    is_interrupted = False
+    try:
+        yield records
+    except KeyboardInterrupt:
+        is_interrupted = True
+        raise
+    finally:
+        if records.run is not None and records.remote is not None and records.run.ends_pipeline:
+            chronicle.ended(records.remote.status.state, records.remote.status.why)
+        recorder.close(_LAST_WORDS_WHEN_INTERRUPTED_S if is_interrupted else _LAST_WORDS_S)
+
+
+def _is_any_in_a_bucket(pipeline: Pipeline) -> bool:
+    """Of its tables."""
+    tables = (sink.table for sink in pipeline.sinks.values())
+    return any(table.kind == "delta" and is_bucket_url(table.address) for table in tables)
+
+
+def _is_local(settings: RunOptions, spark: SparkSession | None) -> bool:
+    return is_local(master_of(settings.spark_settings, spark))
+
+
+def _lock(place: Place, settings: RunOptions) -> RootLock:
+    if settings.instance is None:
+        return place.lock(take_over=settings.take_over)
+    return place.lock_of(settings.instance, take_over=settings.take_over)
+
+
+def _together() -> type[Run]:
+    """Not above: a run alone needs none of it, and it needs all of this."""
+    from tidegate.engine.together import RunTogether
+
+    return RunTogether
 
 
 def _why_ended(stop: Stop, done: StopRun, target: Target | None) -> str:
@@ -162,18 +256,8 @@ def _why_ended(stop: Stop, done: StopRun, target: Target | None) -> str:
     return "it was told to stop, and has drained" if stop.how.drain and done.drain else "it was told to stop"
 
 
-def root_folder(root: str | Path) -> Path:
-    """The folder of a root as a user names it."""
-    folder = plain_path(root)
-    if found := set(str(folder)) & _PATTERN_CHARACTERS:
-        raise InvalidConfig(
-            f"the root {folder} holds {min(found)!r}, which Spark takes for a pattern; rename the folder"
-        )
-    return folder
-
-
 @contextmanager
-def _leaving_nothing(root: Root, remote: Remote, *, existed: bool) -> Iterator[None]:
+def _leaving_nothing(root: Root, place: Place, remote: Remote, recorder: Recorder, *, existed: bool) -> Iterator[None]:
     """A root that was made for a run which then failed to start anything is removed. One of a run that was interrupted
     stays, and says so: nothing was wrong with it."""
     try:
@@ -184,7 +268,8 @@ def _leaving_nothing(root: Root, remote: Remote, *, existed: bool) -> Iterator[N
         with suppress(StoreUnavailable):
             if not existed and root.is_unused:
                 remote.fall_silent()
-                shutil.rmtree(root.paths.root, ignore_errors=True)
+                recorder.forget()
+                place.remove()
         raise
 
 
@@ -214,7 +299,7 @@ class _GivingWay:
         return self._fitting.fits(log, base)
 
 
-class _Run:
+class Run:
     def __init__(
         self,
         pipeline: Pipeline,
@@ -238,6 +323,13 @@ class _Run:
         self._on_step = on_step
         self.feed: Feed | None = None
         self.target: Target | None = None
+        self.chronicle = Chronicle(options.instance)
+        """Whose observers are told of all that happens: `chronicle.observers.append(…)`."""
+        self.recorder: Recorder | None = None
+        self.earlier: RunStatus | None = None
+        """What the run before said last."""
+        self._because: tuple[StartedBecause, str | None] | None = None
+        """Why the next generation is opened; None: because the run starts."""
         self._watch = TopicWatch({})
         self._rereading = Rereading(root.store, None)
         self._rounds = Rounds()
@@ -275,6 +367,7 @@ class _Run:
     def begin(self, step: StepName, stage: str | None = None, number: int | None = None, of: int | None = None) -> None:
         """Tell everybody what is done next to start."""
         self._stop.check_not_interrupted()
+        self.chronicle.begin(step)
         begun = StartingStep(step=step, since=now(), stage=stage, number=number, of=of)
         self._remote.begin(begun)
         if self._on_step is not None:
@@ -285,13 +378,36 @@ class _Run:
         """Spark's session, which is started if it is not there or no longer."""
         self._stop.is_starting = True
         if not self._spark.is_there:
-            self.begin("fetching_packages" if "spark.jars.packages" in self._options.conf else "starting_spark")
+            fetches = PACKAGES in self._options.spark_settings or isinstance(self._root.work, Mounted)
+            self.begin("fetching_packages" if fetches else "starting_spark")
         try:
             session = self._spark.started()
         except OSError as error:
             raise StoreUnavailable(f"Spark could not be started: {told(error)}") from error
         self._stop.is_starting = False
+        self._check_reached(session)
         return session
+
+    def _check_reached(self, session: SparkSession) -> None:
+        """Whoever does Spark's work has to reach where it is done."""
+        if isinstance(self._root.work, Mounted):
+            prepare(session, self._root.work.settings())
+        if is_local(master_of({}, session)):
+            return
+        if not isinstance(self._root.work, Mounted):
+            check_shared(session, self._root.paths.root, "the root")
+        tables = [sink.table.address for sink in self._pipeline.sinks.values() if sink.table.kind == "delta"]
+        for folder in sorted({Path(address).parent for address in tables if not is_bucket_url(address)}):
+            check_shared(session, folder, "a Delta table")
+
+    @property
+    def ends_pipeline(self) -> bool:
+        """Whether with it the pipeline ends."""
+        return True
+
+    def why_ended(self) -> str | None:
+        """For what other reason than those of a run alone."""
+        return None
 
     def run(self) -> StopRun:
         """Until it ends in order. Returns what was done, of what those may have wanted who asked it to stop."""
@@ -310,11 +426,14 @@ class _Run:
                     return done
                 # Windows are left to close; or somebody has asked for more when it was too late for this one.
                 self._holds_sources, self._is_drained, failures = True, done.drain, 0
+                self._goes_on("windows", None)
                 continue
             except (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost) as error:
-                if isinstance(error, _FINAL) or (generation is None and not failures):
+                if isinstance(error, FINAL) or (generation is None and not failures):
+                    self._give_up(generation, error)
                     raise  # what cannot be opened at first is told at once
                 if isinstance(error, SparkLost) and not self._spark.can_restart:
+                    self._give_up(generation, error)
                     raise
                 with suppress(StoreUnavailable):  # then it is asked again when it is opened
                     self._check_not_superseded()
@@ -324,21 +443,47 @@ class _Run:
                 self._is_drained = False  # a checkpoint since may have something in flight
                 if failures > self._options.restarts or self._stop.is_soon:
                     self._tell_next(failures)
+                    self._give_up(generation, error)
                     raise
-                first_ms = as_ms("restart_pause", self._options.restart_pause)
-                pause_s = RetryPause(first_ms, max(first_ms, _LONGEST_PAUSE_MS)).after(failures) / 1000
+                pause_s = self._pause_after(failures)
+                self.chronicle.over(generation, str(error))
+                self.chronicle.failed(error, round(pause_s * 1000))
+                self._goes_on("failure", str(error))
                 _log.warning("%s; restarting from the last checkpoint in %.1f s", error, pause_s)
                 self._told(self._tell, self._remote.restarting(str(error)))
                 failure = error
             finally:
                 self._watch.stop()
                 self._rereading.stop()
+                self.chronicle.over(generation, "the run has ended")
                 if generation is not None:
-                    self._rounds.doing("stopping its queries, and waiting for snapshots and commits that are under way")
-                    generation.stop()
-                    self._rounds.doing(None)
+                    self._stop_all(generation)
             if self._stop.wait(pause_s):
                 raise failure
+
+    def _give_up(self, generation: Generation | None, error: TidegateError) -> None:
+        """A failure after which the run does not go on. One that never ran is told by how it ended."""
+        self.chronicle.over(generation, str(error))
+        if generation is not None:
+            self.chronicle.failed(error, None)
+
+    def _goes_on(self, because: StartedBecause, why: str | None) -> None:
+        """With another generation, for this reason."""
+        self._because = because, why
+        self.chronicle.restart()
+
+    def _stop_all(self, generation: Generation) -> None:
+        self._rounds.doing("stopping its queries, and waiting for snapshots and commits that are under way")
+        generation.stop()
+        if generation.has_stuck_queries:
+            _log.warning("a query cannot be stopped: Spark's process is ended, and the next generation starts another")
+            self._spark.give_up()
+        self._rounds.doing(None)
+
+    def _pause_after(self, failures: int) -> float:
+        """How long to wait before the next try, in seconds."""
+        first_ms = as_ms("restart_pause", self._options.restart_pause)
+        return RetryPause(first_ms, max(first_ms, _LONGEST_PAUSE_MS)).after(failures) / 1000
 
     def _tell_next(self, failures: int) -> None:
         with suppress(StoreUnavailable):
@@ -371,7 +516,8 @@ class _Run:
         """Where the run and its tables write, and Spark beside them."""
         yield self._root.paths.root
         tables = [each.sink.table for each in self._definitions if each.sink is not None]
-        yield from (Path(table.address) for table in tables if table.kind == "delta")
+        addresses = [table.address for table in tables if table.kind == "delta"]
+        yield from (Path(address) for address in addresses if not is_bucket_url(address))
         yield from scratch_folders(self._spark.started())
 
     def _check_not_superseded(self) -> DecisionLog:
@@ -385,7 +531,7 @@ class _Run:
     def _open(self) -> Generation:
         session = self.start_spark()
         sinks = self._sinks(session)
-        is_set = partial(has_set, session) if self._spark.is_given else self._options.conf.__contains__
+        is_set = partial(has_set, session) if self._spark.is_given else self._options.spark_settings.__contains__
         number = self._check_not_superseded().next_generation
         examined, self._examined = self._examined, {}
         with SparkFitting(
@@ -395,12 +541,15 @@ class _Run:
             sinks,
             is_set,
             self.begin,
-            may_chain=self._options.chain,
             meant=self._options.meant(),
             target=self.target,
+            apart=self._apart(),
         ) as fitting:
             fitting.build(number)
-            opened, _ = RootOpening(self._root, sinks, examined).open(_GivingWay(fitting, self._newest_generation))
+            own_time = [name for name, each in fitting.built.items() if each.has_event_time]
+            self._options.check_effect_on_time(self._definitions, own_time)
+            opening = RootOpening(self._root, sinks, examined, self._claimant())
+            opened, _ = opening.open(_GivingWay(fitting, self._newest_generation))
         for change in fitting.changes:
             _log.warning("%s", change)
         self._remote.changed(fitting.changes)
@@ -409,34 +558,86 @@ class _Run:
         for sink in fitting.parted:  # all that their tables are to show they do
             with suppress(TidegateError, OSError):
                 sink.forget_staged(opened.generation)
-        closes = self._is_drained and self._stop.how.close_windows
-        generation = Generation(
+        self._holds_sources |= self._stop.how.drain
+        generation = self._generation(session, sinks, fitting, opened)
+        self._tell_closed(generation)
+        frames = {name: each.frame for name, each in fitting.built.items()}
+        self.chronicle.follow(generation, opened)
+        launched = self._launched(generation, frames, fitting.base)
+        self._note_started(opened, opening.skipped)
+        return launched
+
+    def _note_started(self, opened: Opened, skipped: Sequence[int]) -> None:
+        """From now on the root stays, and what happens is written."""
+        because, self._because = self._because or why_started(self.earlier), None
+        if self.recorder is not None:
+            self.recorder.begin(Missed(self._root.store, self.earlier, opened.log, opened.largest_id))
+        self.earlier = None
+        self.chronicle.started(
+            opened,
+            because,
+            run=self._remote.status,
+            skipped=skipped,
+            settings=settings_told(self._options),
+        )
+
+    def _generation(
+        self, session: SparkSession, sinks: Mapping[str, BoundSink], fitting: SparkFitting, opened: Opened
+    ) -> Generation:
+        part = self._part(fitting, opened)
+        ground = Ground(
+            self._pipeline.name,
+            self._root.store,
+            self._root.work,
+            opened,
+            fitting.base,
+            fitting.shape,
+            deletes_from=self._root.pace.deletes_from,
+        )
+        own = [each for each in fitting.queries if part.runs(each.name)]
+        return Generation(
             fitting.queries,
-            Ground(self._pipeline.name, self._root.store, self._root.store, opened, fitting.base, fitting.shape),
+            ground,
             self._options.config(),
             sinks,
             self._options.bounds(),
             launch=Launch(
-                fitting.queries,
+                own,
                 fitting.built,
                 fitting.in_order,
                 self._root.store,
                 session,
                 self.begin,
                 available_now=self._options.available_now,
-                closes=closes,
+                closes=self._is_drained and self._stop.how.close_windows,
                 plans=fitting.plans,
             ),
+            part=part,
         )
-        self._tell_closed(generation)
-        self._holds_sources |= self._stop.how.drain
+
+    def _claimant(self) -> str:
+        """By what name it claims: another one each time."""
+        return uuid.uuid4().hex
+
+    def _apart(self) -> frozenset[str]:
+        """Stages that must not run in the query of their input."""
+        return frozenset() if self._options.chain else frozenset(each.name for each in self._definitions)
+
+    def _part(self, fitting: SparkFitting, opened: Opened) -> Part:  # noqa: ARG002
+        """What this process has to do with a generation that it leads."""
+        return Part()
+
+    def _launched(
+        self, generation: Generation, frames: Mapping[str, DataFrame], base: Manifest | None, *, rereads: bool = True
+    ) -> Generation:
         if self._holds_sources:
             generation.hold_sources()
         try:
             generation.poll()  # the first round launches it
-            self._watch_sources(generation, fitting)
-            self._rereading = Rereading(self._root.store, fitting.base)
-            self._rereading.start()
+            self._watch_sources(generation, frames)
+            if rereads:
+                self._rereading = Rereading(self._root.store, base)
+                self._rereading.start()
         except KeyboardInterrupt:
             generation.abandon()
             raise
@@ -455,8 +656,9 @@ class _Run:
                 ", ".join(closed),
             )
 
-    def _watch_sources(self, generation: Generation, fitting: SparkFitting) -> None:
-        sources = {each.name: fitting.built[each.name].frame for each in self._definitions if not each.inputs}
+    def _watch_sources(self, generation: Generation, frames: Mapping[str, DataFrame]) -> None:
+        here = {member.name for stage in generation.stages.values() for member in stage.definition.members}
+        sources = {each.name: frames[each.name] for each in self._definitions if not each.inputs and each.name in here}
         self._watch = TopicWatch(sources)
         generation.watch_planning(self._watch.why_unreachable)
 
@@ -479,6 +681,7 @@ class _Run:
         while True:
             self._rounds.doing("busy with what Spark has committed, with checkpoints and with the files of both")
             generation.poll()
+            self._look_around(generation)
             self._remote.serve(generation)
             now = time.monotonic()
             if now - looked >= _LOOK_AT_QUERIES_EVERY_S:
@@ -489,7 +692,7 @@ class _Run:
                 self._rounds.doing("busy with showing what it does")
                 self._look_whether_consumed(ending)
                 self._show(generation, ending)
-            if self._stop.wanted or (feeding is not None and not ending.is_begun and feeding.is_over()):
+            if self._is_to_end() or (feeding is not None and not ending.is_begun and feeding.is_over()):
                 self._begin(ending)
             if ending.is_over():
                 self._show(generation, ending)
@@ -498,6 +701,12 @@ class _Run:
             self._rounds.doing(None)
             self._pause(generation)
 
+    def _look_around(self, generation: Generation) -> None:
+        """Whether the others are as they were; there are none."""
+
+    def _is_to_end(self) -> bool:
+        return self._stop.wanted
+
     def _pause(self, generation: Generation) -> None:
         """Until the next round, or until Spark has committed something; what flows have waited for goes on at once."""
         deadline = time.monotonic() + _PAUSE_S
@@ -505,6 +714,8 @@ class _Run:
         while (left_s := deadline - time.monotonic()) > 0:
             if generation.carrier.woken.wait(min(left_s, look_s)):
                 generation.carrier.woken.clear()
+                if generation.has_heard:
+                    return
                 generation.go_on()
                 continue
             began = time.monotonic()
@@ -530,10 +741,12 @@ class _Run:
         ending.begin(how)
 
     def _show(self, generation: Generation, ending: Ending) -> None:
-        step: StoppingStep = "draining" if ending.is_draining else "last_checkpoint"
-        if generation.closes if ending.is_draining else ending.goes_on:
+        # What was asked for since the last round is about to begin.
+        is_draining = ending.is_draining if ending.is_begun else self._stop.how.drain
+        step: StoppingStep = "draining" if is_draining else "last_checkpoint"
+        if generation.closes if is_draining else ending.goes_on:
             step = "closing_windows"
-        self._tell(self._remote.update(generation, step if self._stop.wanted else None))
+        self._tell(self._remote.update(generation, step if self._is_to_end() else None))
 
     def _tell(self, status: RunStatus) -> None:
         if self._view is not None:

@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+from tidegate.engine import history
 from tidegate.engine.bringing import pinned, sealed_when_shown
+from tidegate.engine.events import SavepointTaken
 from tidegate.engine.kill_points import Step, reached
 from tidegate.engine.requests import StopRun, TakeCheckpoint, ask_for_checkpoint, ask_to_stop
 from tidegate.engine.setting_back import PipelineTables, tables_in
@@ -26,26 +28,25 @@ from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import BoundSink, ReversibleSink, decode_committable
 from tidegate.storage.carrying import Carrying, Numbers
-from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.lock import is_held
 from tidegate.storage.manifest import Manifest, encode_manifest
+from tidegate.storage.places import files_at, place_of
 from tidegate.storage.savepoints import (
     SavedTable,
     Savepoint,
     SavepointRecord,
     default_name,
+    name_of,
     new_folder,
-    place_beside,
     write_savepoint,
 )
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.user_paths import folder_or_bucket
 
 
 def make_savepoint(
     root: InspectedRoot,
     name: str | None = None,
-    place: Path | None = None,
+    place: Path | str | None = None,
     *,
     stop: StopRun | None = None,
     checkpoint_id: int | None = None,
@@ -54,37 +55,51 @@ def make_savepoint(
 ) -> Savepoint:
     """Of a pipeline as it is now, or of a checkpoint that its root retains. `stop`: the run ends with it. `own`: the
     pipeline's sinks, for tables that can only be reached by them."""
-    place = place or place_beside(root.paths.root)
+    place = place or root.place.savepoints()
     if name is not None:
         new_folder(place, name)  # before anything is asked of the run
     is_shown = False
     if checkpoint_id is not None:
         record = root.find(checkpoint_id)
-    elif not is_held(root.paths.lock) and stop is None:
+    elif not root.place.is_held() and stop is None:
         record = root.newest()
     else:
         record, is_shown = _asked_for(root, stop, timeout_s), True
     folder = new_folder(place, name or default_name(record.checkpoint_id))
-    return _save(root, record, folder, own or {}, is_shown=is_shown)
+    made = _save(root, record, folder, own or {}, is_shown=is_shown)
+    taken = SavepointTaken(
+        at=made.record.made_at,
+        generation=record.generation,
+        checkpoint=checkpoint_name(record.checkpoint_id),
+        name=made.record.name,
+        place=str(folder),
+    )
+    history.record(root.files, taken)
+    return made
 
 
 def _asked_for(root: InspectedRoot, stop: StopRun | None, timeout_s: float) -> CheckpointCompleted:
     """What the run that is alive has taken for this. When it answers, all tables show it."""
     if stop is not None:
-        ask_to_stop(root.paths, root.files, timeout_s, stop)
+        ask_to_stop(root.place, timeout_s, stop)
         return root.newest()
-    taken = ask_for_checkpoint(root.paths, root.files, timeout_s, TakeCheckpoint(full=True))
+    taken = ask_for_checkpoint(root.place, timeout_s, TakeCheckpoint(full=True))
     checkpoint_id = checkpoint_id_of(taken.checkpoint)
     assert checkpoint_id is not None
     return root.find(checkpoint_id)
 
 
 def _save(
-    root: InspectedRoot, record: CheckpointCompleted, folder: Path, own: Mapping[str, BoundSink], *, is_shown: bool
+    root: InspectedRoot,
+    record: CheckpointCompleted,
+    folder: Path | str,
+    own: Mapping[str, BoundSink],
+    *,
+    is_shown: bool,
 ) -> Savepoint:
     with pinned(root, record) as (source, manifest):
         tables = shown_tables(root, manifest, own, is_shown=is_shown)
-        target = Folder(folder)
+        target = files_at(folder)
         carrying = Carrying(source, target, manifest)
         numbers = Numbers(manifest.generation, manifest.checkpoint_id, manifest.epoch)
         carried = carrying.carry(numbers, sealed_when_shown(manifest), {}, manifest.origin)
@@ -92,7 +107,7 @@ def _save(
         reached(Step.CHECKPOINT_BROUGHT)
         said = SavepointRecord(
             format=0,
-            name=folder.name,
+            name=name_of(folder),
             pipeline=manifest.pipeline,
             root_id=root.id,
             checkpoint_id=manifest.checkpoint_id,
@@ -150,14 +165,14 @@ def savepoint(
     drain: bool = False,
     close_windows: bool = False,
     timeout: float = 600,
-) -> Path:
-    """Make a savepoint of the pipeline that runs on a root, or ran last, and return its folder.
+) -> Path | str:
+    """Make a savepoint of the pipeline that runs on a root, or ran last, and return its folder; its URL in a bucket.
 
-    `to`: the folder in which it gets one of its own, called `name`; by default beside the root. `stop` ends the run
-    with it; `drain` ends it when every row that its sources have read is in the tables; `close_windows` besides writes
-    out what is still open, so rows that come later are late.
+    `to`: the folder in which it gets one of its own, called `name`, or the URL of one in a bucket; by default beside
+    the root. `stop` ends the run with it; `drain` ends it when every row that its sources have read is in the tables;
+    `close_windows` besides writes out what is still open, so rows that come later are late.
     """
     ends = stop or drain or close_windows
     how = StopRun(full=True, drain=drain, close_windows=close_windows) if ends else None
-    place = None if to is None else plain_path(to)
-    return make_savepoint(InspectedRoot(plain_path(root)), name, place, stop=how, timeout_s=timeout).folder
+    place = None if to is None else folder_or_bucket(to)
+    return make_savepoint(InspectedRoot(place_of(root)), name, place, stop=how, timeout_s=timeout).folder

@@ -12,19 +12,21 @@ import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from tidegate.engine.carrier import Clock
+from tidegate.engine.critical_path import what_it_waited_for
 from tidegate.protocol import coordinator
-from tidegate.protocol.aligner import AlignmentProgress, Cut, CutCause, InFlight
+from tidegate.protocol.aligner import AlignmentProgress, Arrival, Cut, CutCause, InFlight
 from tidegate.protocol.coordinator import Checkpoint, Phase, StageReport
 from tidegate.protocol.messages import Flag
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.protocol.quorum import watermark_of
 from tidegate.storage.manifest import Manifest, StageKind, as_report
+from tidegate.storage.transfers import Doing, Transfers
 
 if TYPE_CHECKING:
     from tidegate.engine.generation import Delay, Generation
@@ -37,7 +39,7 @@ _RATE_OVER_S: Final = 1.0
 RunState = Literal["starting", "running", "stopping", "restarting", "finished", "interrupted", "failed"]
 StoppingStep = Literal["draining", "closing_windows", "last_checkpoint"]
 CheckpointState = Literal["preparing", "prepared", "deciding", "committing", "complete", "aborted", "damaged"]
-Obstacle = Literal["in_progress", "sinks_lag", "pause"]
+Obstacle = Literal["in_progress", "sinks_lag", "pause", "instance_missing"]
 Progress = Literal["waiting", "aligning", "catching_up", "recording", "storing", "declined", "done"]
 CutBecause = Literal["aligned", "timeout", "always", "asked", "upstream"]
 
@@ -49,6 +51,16 @@ class NoBatch(msgspec.Struct, frozen=True):
 
     since: Annotated[Moment, Meta(description="since when it plans one and the same")]
     why: Annotated[str, Meta(description="what Spark is doing and, of Kafka, whether its brokers answer")]
+
+
+class HeldInput(msgspec.Struct, frozen=True):
+    """An input of a stage that waits, because its watermark is further ahead than `--max-watermark-drift` allows."""
+
+    input: Annotated[str, Meta(description="the stage that writes it")]
+    ahead_of: Annotated[str, Meta(description="the slowest input, which it waits for")]
+    by_ms: Annotated[
+        int | None, Meta(description="how far it is ahead, in ms of event time; null: that one has no watermark yet")
+    ]
 
 
 class StageStatus(msgspec.Struct, frozen=True):
@@ -88,6 +100,16 @@ class StageStatus(msgspec.Struct, frozen=True):
             "is the last of those that run in it"
         ),
     ] = None
+    held: Annotated[
+        tuple[HeldInput, ...],
+        Meta(description="the inputs that it is not shown for now, because they are too far ahead of another"),
+    ] = ()
+    batches: Annotated[
+        int, Meta(description="how many batches Spark has committed of it since the last start, as `rows` counts them")
+    ] = 0
+    batches_ms: Annotated[
+        int, Meta(description="how long these took together, each from when Spark planned it until its commit was seen")
+    ] = 0
 
 
 class StagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +139,10 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
             "until it is cut"
         ),
     ] = None
-    barrier_ms: Annotated[int | None, Meta(description="when the first barrier arrived, after the trigger")] = None
+    barrier_ms: Annotated[
+        int | None,
+        Meta(description="when the first barrier arrived, after the checkpoint was announced (see its `begun_ms`)"),
+    ] = None
     alignment_ms: Annotated[
         int | None,
         Meta(
@@ -125,6 +150,18 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
             "barriers, and to consume what came before them"
         ),
     ] = None
+    aligned_ms: Annotated[
+        int | None,
+        Meta(
+            description="when the last barrier arrived, counted as `barrier_ms`: from then until the cut it caught up; "
+            "null: it is a source, or was cut before"
+        ),
+    ] = None
+    caught_up_segments: Annotated[
+        int | None,
+        Meta(description="how many segments of what came before the barriers it had yet to consume then"),
+    ] = None
+    last_barrier_from: Annotated[str | None, Meta(description="the input whose barrier was the last to arrive")] = None
     over_bound: Annotated[
         bool,
         Meta(
@@ -133,6 +170,13 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     snapshot_ms: Annotated[int | None, Meta(description="how long it took to store its snapshot")] = None
+    stored_ms: Annotated[
+        int | None,
+        Meta(
+            description="how long after the cut all of its part was stored, and its table had not refused it: with the "
+            "wait for late barriers, and for the snapshot of the checkpoint before"
+        ),
+    ] = None
     new_bytes: Annotated[int | None, Meta(description="of its snapshot, what was not stored before")] = None
     total_bytes: Annotated[int | None, Meta(description="all of its snapshot")] = None
     in_flight_bytes: Annotated[
@@ -155,6 +199,18 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
         if self.progress == "recording":
             return f"recording until {', '.join(self.waits_for)}"
         return self.progress.replace("_", " ")
+
+
+class SinkCommit(msgspec.Struct, frozen=True, kw_only=True):
+    """How a sink made a checkpoint visible."""
+
+    begun_ms: Annotated[int, Meta(description="when its commit was begun, after the trigger")]
+    took_ms: Annotated[
+        int | None,
+        Meta(description="how long it took until the table showed it, failed tries included; null: it has not"),
+    ] = None
+    failures: Annotated[int, Meta(description="how often it has failed, and was tried again")] = 0
+    why: Annotated[str | None, Meta(description="what was said of the last failure; null: none")] = None
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -211,6 +267,34 @@ class CheckpointStatus(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     why: Annotated[str | None, Meta(description="why it was aborted, or what is damaged; otherwise null")] = None
     stages: Annotated[dict[str, StagePart], Meta(description="each stage's part of it, by the stage's name")] = {}
+    begun_ms: Annotated[
+        int | None,
+        Meta(description="when it was announced to the stages, after the trigger: its id was marked by then"),
+    ] = None
+    acks: Annotated[
+        dict[str, int],
+        Meta(
+            description="when each instance had said that its stages have stored their parts, after the trigger; none "
+            "where one process runs all of them"
+        ),
+    ] = {}
+    prepared_ms: Annotated[
+        int | None,
+        Meta(description="when all stages had stored their parts, and all instances said so, after the trigger"),
+    ] = None
+    decided_ms: Annotated[int | None, Meta(description="when it was in the decision log, after the trigger")] = None
+    commits: Annotated[
+        dict[str, SinkCommit],
+        Meta(description="how each sink made it visible, by the sink's name; those that have begun to"),
+    ] = {}
+    shown_ms: Annotated[int | None, Meta(description="when all tables showed it, after the trigger")] = None
+    waited_for: Annotated[
+        str | None,
+        Meta(
+            description="for people: what took longest of it, such as `3.1 s of 3.4 s: sink revenue working off 41 "
+            "segments`"
+        ),
+    ] = None
 
     @property
     def alignment(self) -> str:
@@ -240,7 +324,8 @@ class DueCheckpoint(msgspec.Struct, frozen=True):
         Obstacle,
         Meta(
             description="`in_progress`: as many as may be are under way; `sinks_lag`: tables are behind with those "
-            "that are decided; `pause`: the one after the last is not over"
+            "that are decided; `pause`: the one after the last is not over; `instance_missing`: a driver process that "
+            "runs some of the stages is not seen any more"
         ),
     ]
     why: Annotated[str, Meta(description="for people: by which checkpoint, stage or table")]
@@ -249,6 +334,7 @@ class DueCheckpoint(msgspec.Struct, frozen=True):
 StepName = Literal[
     "loading",
     "checking",
+    "joining",
     "starting_spark",
     "fetching_packages",
     "making_session",
@@ -261,6 +347,7 @@ StepName = Literal[
 _WORDS: Final[dict[StepName, str]] = {
     "loading": "loading the pipeline's file",
     "checking": "looking at the root, its checkpoint and the tables",
+    "joining": "joining the other instances",
     "starting_spark": "starting Spark's process",
     "fetching_packages": "starting Spark's process, which fetches packages",
     "making_session": "making Spark's session",
@@ -313,6 +400,37 @@ class StartingStep(msgspec.Struct, frozen=True, kw_only=True):
         return _PATIENCE_S.get(self.step, _LONGEST_PATIENCE_S)
 
 
+class InstanceStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A driver process, of several that run the pipeline together."""
+
+    name: Annotated[str, Meta(description="its name")]
+    leads: Annotated[bool, Meta(description="whether it leads: checkpoints are decided and tables committed there")]
+    host: Annotated[str | None, Meta(description="where it is; null: it is not there")]
+    pid: Annotated[int | None, Meta(description="its process; null: it is not there")]
+    stages: Annotated[tuple[str, ...], Meta(description="the stages that it runs; none: it stands by")]
+    missing_since: Annotated[
+        Moment | None, Meta(description="since when it is not seen any more, though it has a part; otherwise null")
+    ]
+
+
+class TransferStatus(msgspec.Struct, frozen=True):
+    """How far all transfers of one kind are that are under way."""
+
+    doing: Annotated[Doing, Meta(description="which kind that is")]
+    files: Annotated[int, Meta(description="how many are done")]
+    of_files: Annotated[int, Meta(description="of how many")]
+    bytes: Annotated[int, Meta(description="how many bytes these are")]
+    of_bytes: Annotated[int, Meta(description="of how many; 0 if that is not known, as where files are deleted")]
+
+
+def transfer_now(transfers: Transfers) -> TransferStatus | None:
+    found = transfers.now()
+    if found is None:
+        return None
+    doing, progress = found
+    return TransferStatus(doing, progress.files, progress.of_files, progress.size_bytes, progress.of_bytes)
+
+
 class RunStatus(msgspec.Struct, frozen=True):
     """What a run is doing, or was when it was last heard of."""
 
@@ -354,6 +472,16 @@ class RunStatus(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Meta(description="what is not as it was at the checkpoint that the run goes on from, and what that means"),
     ] = ()
+    instances: Annotated[
+        tuple[InstanceStatus, ...],
+        Meta(description="the driver processes that run it together; none: one process runs all of it"),
+    ] = ()
+    transfer: Annotated[
+        TransferStatus | None,
+        Meta(
+            description="what goes to or from the bucket that the root is in, if it lasts for a second by now; or null"
+        ),
+    ] = None
     stopping: Annotated[
         StoppingStep | None,
         Meta(
@@ -381,12 +509,8 @@ class Observer:
             self._earlier.extend(self._ended)
             self._rates.clear()
         self._ended = tuple(status_of(generation, each) for each in generation.coordinator.history[-_LAST_CHECKPOINTS:])
-        found = {
-            each.name: self._stage(generation, stage, each)
-            for stage in generation.stages.values()
-            for each in stage.definition.members
-        }
-        stages = {name: found[name] for name in generation.shape}  # in the order of the pipeline
+        found = self.stages_of(generation) | ({} if generation.links is None else generation.links.stages())
+        stages = {name: found[name] for name in generation.shape if name in found}  # in the order of the pipeline
         self.status = msgspec.structs.replace(
             self.status,
             updated_at=as_moment(self._clock.utc()),
@@ -399,9 +523,18 @@ class Observer:
             in_progress=tuple(status_of(generation, each) for each in generation.coordinator.active),
             min_watermark_ms=watermark_of(stages.values()),
             due=self._due(generation.held_back()),
+            instances=() if generation.links is None else generation.links.instances(self._clock.utc()),
             checkpoints=(*self._of_earlier(generation), *self._ended)[-_LAST_CHECKPOINTS:],
         )
         return self.status
+
+    def stages_of(self, generation: Generation) -> dict[str, StageStatus]:
+        """Those that run here."""
+        return {
+            each.name: self._stage(generation, stage, each)
+            for stage in generation.stages.values()
+            for each in stage.definition.members
+        }
 
     def _stage(self, generation: Generation, stage: RunningStage, member: StageDefinition) -> StageStatus:
         """One of the stages that run in a query."""
@@ -418,6 +551,9 @@ class Observer:
             generation.no_batch(member.name),
             generation.shape[member.name].has_event_time and is_last,
             None if is_last else stage.name,
+            tuple(HeldInput(each.input, each.ahead_of, each.by_ms) for each in stage.inputs.holds) if is_first else (),
+            progress.batches if is_last else 0,
+            progress.batches_ms if is_last else 0,
         )
 
     def _of_earlier(self, generation: Generation) -> Iterator[CheckpointStatus]:
@@ -472,10 +608,17 @@ def as_moment(at: datetime) -> str:
     return at.isoformat(timespec="milliseconds")
 
 
+def moment_ms(at: str) -> int:
+    """The same, in ms since 1970."""
+    moment = datetime.fromisoformat(at)
+    return int((moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 _OBSTACLES: Final[dict[coordinator.Obstacle, Obstacle]] = {
     coordinator.Obstacle.IN_PROGRESS: "in_progress",
     coordinator.Obstacle.SINKS_LAG: "sinks_lag",
     coordinator.Obstacle.PAUSE: "pause",
+    coordinator.Obstacle.INSTANCE: "instance_missing",
 }
 
 
@@ -494,7 +637,8 @@ def status_of(generation: Generation, checkpoint: Checkpoint) -> CheckpointStatu
     reason = checkpoint.abort_reason
     stages = generation.parts_of(checkpoint)
     has_all = len(checkpoint.reports) == len(stages)
-    return CheckpointStatus(
+    course = generation.course_of(checkpoint)
+    found = CheckpointStatus(
         checkpoint=checkpoint_name(checkpoint.checkpoint_id),
         state=_STATES[checkpoint.phase],
         aligned=checkpoint.is_aligned if has_all else None,
@@ -512,12 +656,19 @@ def status_of(generation: Generation, checkpoint: Checkpoint) -> CheckpointStatu
         min_watermark_ms=watermark_of(checkpoint.reports.values()) if has_all else None,
         why=None if reason is None else f"{reason.value}: {checkpoint.abort_detail}".removesuffix(": "),
         stages=stages,
+        begun_ms=course.begun_ms,
+        acks=dict(course.acks),
+        prepared_ms=course.prepared_ms,
+        decided_ms=course.decided_ms,
+        commits=dict(course.commits),
+        shown_ms=course.shown_ms,
     )
+    return msgspec.structs.replace(found, waited_for=what_it_waited_for(found, generation.sinks))
 
 
 def status_in(manifest: Manifest) -> CheckpointStatus:
     """A checkpoint that is complete, by what is stored of it."""
-    return CheckpointStatus(
+    found = CheckpointStatus(
         checkpoint=checkpoint_name(manifest.checkpoint_id),
         state="complete",
         aligned=manifest.aligned,
@@ -548,26 +699,67 @@ def status_in(manifest: Manifest) -> CheckpointStatus:
             for name, shape in manifest.shape.items()  # in the order of the pipeline
         },
     )
+    sinks = [name for name, shape in manifest.shape.items() if shape.kind == "sink"]
+    return msgspec.structs.replace(found, waited_for=what_it_waited_for(found, sinks))
+
+
+def with_course(stored: CheckpointStatus, told: CheckpointStatus | None) -> CheckpointStatus:
+    """A checkpoint by what is stored of it, and by what was told of how it went, if anything was."""
+    if told is None or (told.checkpoint, told.generation) != (stored.checkpoint, stored.generation):
+        return stored
+    stages = {
+        name: part
+        if (of := told.stages.get(name)) is None
+        else msgspec.structs.replace(part, **{field: getattr(of, field) for field in _COURSE_OF_PART})
+        for name, part in stored.stages.items()
+    }
+    return msgspec.structs.replace(stored, stages=stages, **{field: getattr(told, field) for field in _COURSE})
+
+
+_COURSE: Final = ("begun_ms", "acks", "prepared_ms", "decided_ms", "commits", "shown_ms", "waited_for")
+_COURSE_OF_PART: Final = ("aligned_ms", "caught_up_segments", "last_barrier_from", "stored_ms")
+"""What manifests do not tell: they are written before all of it is known."""
 
 
 # -- a stage's part ---------------------------------------------------------------------------------
 
 
-def part_before_cut(progress: AlignmentProgress | None, now_ms: int) -> StagePart:
-    """Of a stage that was not cut for a checkpoint yet."""
+def part_before_cut(
+    progress: AlignmentProgress | None, now_ms: int, arrival: Arrival | None = None, begun_ms: int | None = None
+) -> StagePart:
+    """Of a stage that was not cut for a checkpoint yet. `begun_ms`: when that was announced, by the same clock."""
     if progress is None:
         return StagePart(progress="waiting")
+    barrier_ms = None if begun_ms is None else max(0, progress.since_ms - begun_ms)
     return StagePart(
         progress="aligning" if progress.waits_for else "catching_up",
         waits_for=tuple(sorted(progress.waits_for)),
+        barrier_ms=barrier_ms,
         alignment_ms=now_ms - progress.since_ms,
         over_bound=progress.over_bound,
         in_flight_bytes=progress.inflight_bytes,
+        **_arrived(arrival, barrier_ms),
     )
 
 
+def _arrived(arrival: Arrival | None, barrier_ms: int | None) -> dict[str, Any]:
+    if arrival is None:
+        return {}
+    return {
+        "aligned_ms": None if barrier_ms is None else barrier_ms + arrival.after_ms,
+        "caught_up_segments": arrival.unconsumed,
+        "last_barrier_from": arrival.last_input,
+    }
+
+
 def part_after_cut(
-    cut: Cut, progress: AlignmentProgress | None, captured: Iterable[InFlight], *, is_asked: bool
+    cut: Cut,
+    progress: AlignmentProgress | None,
+    captured: Iterable[InFlight],
+    arrival: Arrival | None = None,
+    barrier_ms: int | None = None,
+    *,
+    is_asked: bool,
 ) -> StagePart:
     """Of a stage that was cut, and has yet to capture what is in flight (`progress`), or to store its snapshot."""
     late = frozenset() if progress is None else progress.waits_for
@@ -577,9 +769,11 @@ def part_after_cut(
         waits_for=tuple(sorted(late)),
         cut=cut.batch,
         cut_because=_because(cut.cause, is_asked=is_asked),
+        barrier_ms=barrier_ms,
         alignment_ms=cut.alignment_ms,
         over_bound=cut.over_bound,
         in_flight_bytes=known_bytes if progress is None else progress.inflight_bytes,
+        **_arrived(arrival, barrier_ms),
     )
 
 
@@ -593,11 +787,13 @@ def part_of(report: StageReport, *, is_asked: bool) -> StagePart:
         alignment_ms=report.alignment_ms,
         over_bound=report.over_bound,
         snapshot_ms=report.snapshot_ms,
+        stored_ms=report.stored_after_ms,
         new_bytes=report.new_bytes,
         total_bytes=report.total_bytes,
         in_flight_bytes=sum(each.size_bytes for each in report.in_flight),
         has_event_time=report.has_event_time,
         watermark_ms=report.watermark_ms,
+        **_arrived(report.arrival, report.barrier_ms),
     )
 
 

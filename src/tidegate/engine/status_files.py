@@ -1,7 +1,9 @@
-"""What a run says of itself, in two files of its root.
+"""What a run says of itself, in files of its root.
 
     status.json               what the run is doing, written whole
     status.reserve            the same in short, written in place where that one cannot be written: on a full disk
+
+In a bucket it is in neither, but in the lease, which is written anew all the time in any case.
 
 Importing this brings no PySpark.
 """
@@ -18,6 +20,8 @@ import msgspec
 from tidegate.engine.status import RunStatus
 from tidegate.errors import StoreUnavailable
 from tidegate.storage.files import Files
+from tidegate.storage.lease import read_lease
+from tidegate.storage.lock import RootLock
 from tidegate.storage.paths import RootPaths
 
 _log = logging.getLogger("tidegate")
@@ -25,22 +29,39 @@ _log = logging.getLogger("tidegate")
 # Enough for a status without its stages, whatever the reason in it is made of.
 _RESERVE_BYTES: Final = 8192
 _LONGEST_REASON: Final = 1000
+_NOTHING: Final = b"null"
 
 
 def read_status(files: Files) -> RunStatus | None:
     """What the last run said last; None if nothing, or if it cannot be understood: of another version, or damaged."""
+    carried = _carried(files)
+    if carried is not None:
+        return _status_in(carried)
     # In the reserve first: of two that were written within a millisecond, that one came later.
-    found = [_status_in(files, name) for name in (RootPaths.STATUS_RESERVE, RootPaths.STATUS)]
+    found = [_status_in(_read(files, name)) for name in (RootPaths.STATUS_RESERVE, RootPaths.STATUS)]
     said = [status for status in found if status is not None]
     return max(said, key=lambda status: datetime.fromisoformat(status.updated_at), default=None)
 
 
-def _status_in(files: Files, name: str) -> RunStatus | None:
+def _carried(files: Files) -> bytes | None:
+    """What the lease carries, in a bucket; None if it carries nothing, or there is none."""
+    with suppress(StoreUnavailable):
+        lease = read_lease(files)
+        return None if lease is None or bytes(lease.said) == _NOTHING else bytes(lease.said)
+    return None
+
+
+def _read(files: Files, name: str) -> bytes | None:
+    with suppress(StoreUnavailable):
+        return files.read(name)
+    return None
+
+
+def _status_in(data: bytes | None) -> RunStatus | None:
     try:
-        data = files.read(name)
         status = None if data is None else msgspec.json.decode(data, type=RunStatus)
         times = [] if status is None else [datetime.fromisoformat(at) for at in (status.started_at, status.updated_at)]
-    except (StoreUnavailable, ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
+    except (ValueError, msgspec.MsgspecError):  # what is not UTF-8, or no time, is a ValueError
         return None
     return status if all(moment.tzinfo is not None for moment in times) else None
 
@@ -51,8 +72,8 @@ class _AnyStatus(msgspec.Struct, frozen=True):
 
 def last_word(files: Files) -> datetime | None:
     """When a run last said something, be it in words of another version."""
-    with suppress(StoreUnavailable, ValueError, msgspec.MsgspecError):
-        data = files.read(RootPaths.STATUS)
+    with suppress(ValueError, msgspec.MsgspecError):
+        data = _carried(files) or _read(files, RootPaths.STATUS)
         said = None if data is None else msgspec.json.decode(data, type=_AnyStatus)
         return said.updated_at if said is not None and said.updated_at.tzinfo is not None else None
     return None
@@ -61,12 +82,15 @@ def last_word(files: Files) -> datetime | None:
 class StatusFiles:
     """Of one run. No failure of these is one of the run's."""
 
-    def __init__(self, files: Files) -> None:
+    def __init__(self, files: Files, lock: RootLock) -> None:
         self._files = files
+        self._lock = lock
         self._is_written = True
 
     def make_reserve(self) -> None:
         """Blank, of blocks that are there. One that an earlier run has made is kept: the disk may be full by now."""
+        if self._lock.carries_words:
+            return
         blank = b" " * _RESERVE_BYTES
         try:
             if self._files.size(RootPaths.STATUS_RESERVE) == _RESERVE_BYTES:
@@ -76,7 +100,10 @@ class StatusFiles:
         except StoreUnavailable as error:
             _log.debug("there is no reserve for the status: %s", error)
 
-    def write(self, status: RunStatus) -> None:
+    def write(self, status: RunStatus, *, at_once: bool = False) -> None:
+        if self._lock.carries_words:
+            self._lock.say(msgspec.json.encode(status), at_once=at_once)
+            return
         if self.is_of_another_run(status.generation):
             return
         try:

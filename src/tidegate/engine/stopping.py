@@ -41,6 +41,11 @@ class Stop:
         return bool(self._asked) or self._cannot_wait
 
     @property
+    def is_asked(self) -> bool:
+        """Whether somebody has asked the run to, and not only told this process."""
+        return bool(self._asked)
+
+    @property
     def _cannot_wait(self) -> bool:
         return self._signalled.is_set() or (self._given is not None and self._given.is_set())
 

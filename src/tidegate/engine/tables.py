@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from tidegate.engine.changes import TableChange
-from tidegate.errors import InvalidPipeline, RecoveryRefused, StoreUnavailable
+from tidegate.errors import InvalidConfig, InvalidPipeline, RecoveryRefused, StoreUnavailable
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
@@ -24,9 +24,9 @@ from tidegate.sinks.contract import (
     StagedFile,
     decode_committable,
 )
+from tidegate.sinks.delta.home import LOG, home_of
 from tidegate.sinks.staging import is_staged, shown
 from tidegate.storage.files import Files
-from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import retained_manifests
 from tidegate.storage.manifest import Manifest, TableAddress
 
@@ -158,8 +158,8 @@ def described(table: TableAddress) -> str:
 
 def has_log(address: str) -> bool:
     try:
-        return bool(Folder(address).names_in("_delta_log"))
-    except StoreUnavailable:
+        return bool(home_of(address).files().names_in(LOG))
+    except (StoreUnavailable, InvalidConfig):
         return False
 
 

@@ -36,7 +36,7 @@ from tidegate.storage.file_lists import SnapshotFiles, files_of
 from tidegate.storage.files import Files
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest, SourceStream, StageShape
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.places import Place, place_of
 
 _log = logging.getLogger("tidegate")
 
@@ -53,7 +53,7 @@ def root_and_checkpoint(text: str) -> tuple[str, int | None]:
 def in_full(text: str) -> str:
     """The same wherever the process works later."""
     root, number = root_and_checkpoint(text)
-    return str(plain_path(root)) + ("" if number is None else f"{_AT}{checkpoint_name(number)}")
+    return str(place_of(root)) + ("" if number is None else f"{_AT}{checkpoint_name(number)}")
 
 
 def source_positions(root: InspectedRoot, manifest: Manifest) -> dict[str, Position]:
@@ -79,15 +79,15 @@ def _position(
 class Target:
     """Where the sources of a checkpoint of another root stand. It is read once, and may be removed there later."""
 
-    def __init__(self, text: str, own: str) -> None:
+    def __init__(self, text: str, own: Place) -> None:
         """`text`: ROOT or ROOT@CHECKPOINT. `own`: the root that the run is on."""
         path, number = root_and_checkpoint(text)
-        inspected = InspectedRoot(plain_path(path))
-        if inspected.paths.root.resolve() == plain_path(own).resolve():
+        inspected = InspectedRoot(place_of(path))
+        if inspected.place.is_same_as(own):
             raise InvalidConfig(f"up_to names {own}, the root of this very run; name the root of the other pipeline")
         record = _newest(inspected) if number is None else inspected.find(number)
         manifest = inspected.manifest(record)
-        self.name = f"{checkpoint_name(record.checkpoint_id)} of {inspected.paths.root}"
+        self.name = f"{checkpoint_name(record.checkpoint_id)} of {inspected.place}"
         self.positions = source_positions(inspected, manifest)
         self.streams = {name: manifest.shape[name].streams for name in self.positions}
 

@@ -31,16 +31,15 @@ from tidegate.errors import (
     TablePutBack,
     TidegateError,
 )
+from tidegate.flows.cleaning import Reports, remove_unneeded
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import (
     Asker,
     CommitSink,
-    Delete,
     Flow,
     ForgetMarks,
     ForgetStaged,
     Host,
-    ListStored,
     Mark,
     Patience,
     ReadLog,
@@ -77,12 +76,10 @@ from tidegate.protocol.quorum import (
     Reached,
     TimedOut,
 )
-from tidegate.protocol.retention import content_of, deletable, retained_after
+from tidegate.protocol.retention import content_of, retained_after
 
 FINAL: Final = (Fenced, ForeignTable, TablePutBack, ConflictingRows)
 """What a table says that trying again would not change."""
-
-Reports = Mapping[str, StageReport]
 
 
 class Announced(msgspec.Struct, frozen=True):
@@ -103,7 +100,7 @@ class Visible(msgspec.Struct, frozen=True):
 class Assignment(msgspec.Struct, frozen=True):
     """What a member is to run. Without event time in any of its stages it has no watermark to wait for."""
 
-    incarnation: int
+    incarnation: str
     stages: tuple[str, ...]
     has_event_time: bool = True
 
@@ -188,9 +185,20 @@ class Leader:
         self._is_cleaning = False
         self._to_clean_after = 0
         self._has_stepped_down = False
+        self._completed = 0
         if opened.base is not None and base is not None:
             self._reports[opened.base.checkpoint_id] = base
             self._permit(opened.base.checkpoint_id)
+
+    @property
+    def completed(self) -> int:
+        """How many checkpoints it has completed."""
+        return self._completed
+
+    @property
+    def seen_by_all(self) -> int:
+        """The last announcement that every member has taken."""
+        return min((self._seen.get(member.instance, 0) for member in self._members), default=0)
 
     @property
     def is_settled(self) -> bool:
@@ -212,7 +220,7 @@ class Leader:
         self._commit_due()
         for member in self._members:
             self._announce_to(member.instance)
-        self._announcements.seen_by_all(min(self._seen.get(member.instance, 0) for member in self._members))
+        self._announcements.seen_by_all(self.seen_by_all)
 
     def trigger(self, flags: Flag = Flag.NONE) -> int:
         """A user wants a checkpoint now. Returns its id."""
@@ -254,10 +262,19 @@ class Leader:
         self._step_down(InstanceFailed(instance, why))
 
     def on_lost(self, instance: str) -> None:
-        """An instance died, or came back without its memory: what it had under way is void."""
+        """An instance is not seen any more: what it had under way is void, unless it has acknowledged. No checkpoint is
+        begun before it is back."""
+        if self._has_stepped_down:
+            return
+        self.coordinator.hold(instance)
         for checkpoint_id, quorum in tuple(self._quorums.items()):
             quorum.on_lost(instance)
-            self._judge(checkpoint_id, quorum, self._host.now_ms)
+            if isinstance(quorum.on_time(self._host.now_ms), Failed):
+                self._abort(checkpoint_id, AbortReason.INSTANCE_LOST, f"instance {instance} is not seen any more")
+
+    def on_back(self, instance: str) -> None:
+        """The same incarnation is seen again: it has gone on all the while."""
+        self.coordinator.release(instance)
 
     # -- beginning and aborting -------------------------------------------------------------------
 
@@ -289,6 +306,9 @@ class Leader:
         checkpoint = self._active(barrier.checkpoint_id)
         if checkpoint is None:
             return  # aborted meanwhile
+        if missing := self.coordinator.missing_instances:
+            self._abort(barrier.checkpoint_id, AbortReason.INSTANCE_LOST, f"instance {missing[0]} is not seen any more")
+            return
         self._quorums[barrier.checkpoint_id] = Quorum(
             barrier, begin.attempt, self.generation, self._members, checkpoint.deadline_ms
         )
@@ -334,6 +354,8 @@ class Leader:
 
     def _announce_to(self, instance: str) -> None:
         """Tell a member all that it has not confirmed, and first of all what it is to run."""
+        if self._has_stepped_down:
+            return
         seen = self._seen.get(instance)
         if seen is None:
             self._host.send(instance, self._orders[instance])
@@ -380,6 +402,7 @@ class Leader:
         self.log.append(proposed)
         self._reports[checkpoint_id] = reports
         del self._quorums[checkpoint_id]
+        self._completed += 1
         self.coordinator.on_slot_won(checkpoint_id, self._host.now_ms)
         self._host.on_completed(proposed, checkpoint, min_watermark_ms)
         self._announce(AnnouncedPhase.COMMIT, checkpoint.barrier, checkpoint.attempt, min_watermark_ms)
@@ -447,16 +470,8 @@ class Leader:
         retained, start, but = log.retained, log.first_slot, log.kept_before_start
         self._reports = {kept: each for kept, each in self._reports.items() if kept in retained or kept >= visible}
         records = {checkpoint_id: log.completed(checkpoint_id) for checkpoint_id in retained}
-        references: dict[int, frozenset[str]] = {}
-        for checkpoint_id, record in records.items():
-            reports = None if record is None else await self._reports_of(record)
-            if record is not None and reports is not None:
-                files = {file for report in reports.values() for file in report.files}
-                references[checkpoint_id] = frozenset({*files, record.manifest})
-        stored = await self._store.insist(ListStored(visible, self._reports[visible], records))
-        unneeded = deletable(retained, self.generation, references, stored)
-        if unneeded:
-            await self._store.insist(Delete(tuple(unneeded)))
+        at_visible = self._reports[visible]
+        await remove_unneeded(self._store, self.generation, visible, at_visible, records, self._reports_of)
         await self._store.insist(Trim(start, but))
         await self._store.insist(ForgetMarks(visible))
         await self._store.insist(ForgetStaged(self.generation))
@@ -473,7 +488,10 @@ class Leader:
 
     def _start(self, flow: Flow[None]) -> None:
         """A flow that fails ends the leader: what it was about can be told by recovery alone."""
-        self._host.start(flow, self._step_down)
+        if self._has_stepped_down:
+            flow.close()
+        else:
+            self._host.start(flow, self._step_down)
 
     def _step_down(self, why: TidegateError) -> None:
         if not self._has_stepped_down:

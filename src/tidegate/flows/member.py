@@ -48,7 +48,7 @@ class MemberHost(Host, Protocol):
     """Who carries out what a member wants, and hears of it."""
 
     @property
-    def incarnation(self) -> int: ...
+    def incarnation(self) -> str: ...
 
     def send(self, leader: str, message: ToLeader) -> None:
         """It may get lost, but for those to a leader in the same process."""
@@ -91,6 +91,17 @@ class Member:
         self._reports: dict[int, dict[str, StageReport]] = {}
         self._declined: dict[int, tuple[str, str]] = {}
         self._acks: dict[int, Ack] = {}
+        self._dropped: dict[str, int] = {}
+
+    @property
+    def seen(self) -> int:
+        """The last announcement that was taken."""
+        return self._reader.seen
+
+    @property
+    def under_way(self) -> frozenset[int]:
+        """The checkpoints that were announced here, and of which it is not known yet how they end."""
+        return frozenset(self._prepared)
 
     # -- a generation starts ----------------------------------------------------------------------
 
@@ -149,7 +160,11 @@ class Member:
         self._acks.pop(checkpoint_id, None)
 
     def on_visible(self, visible: Visible) -> None:
-        if visible.generation == self.generation and visible.sink in self.stages:
+        """Perhaps again: it stays on the leader's board."""
+        if visible.generation != self.generation or visible.sink not in self.stages:
+            return
+        if visible.through_batch > self._dropped.get(visible.sink, -1):
+            self._dropped[visible.sink] = visible.through_batch
             self._host.start(self._drop_shown(visible), self.on_failed)
 
     async def _drop_shown(self, visible: Visible) -> None:

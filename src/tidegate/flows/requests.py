@@ -136,7 +136,7 @@ class StartOrder(msgspec.Struct, frozen=True):
     """
 
     generation: int
-    incarnation: int
+    incarnation: str
     leader: str
     stages: tuple[str, ...]
     base: CheckpointCompleted | None

@@ -34,6 +34,7 @@ from tidegate.protocol.aligner import (
     Aligner,
     AlignmentEvent,
     AlignmentProgress,
+    Arrival,
     Captured,
     Cut,
     Forward,
@@ -89,10 +90,11 @@ class StageListener(Protocol):
 class _Part:
     """The stage's part of a checkpoint that is under way."""
 
-    __slots__ = ("captured", "cut", "cut_ms", "is_finishing", "standing", "stored")
+    __slots__ = ("arrival", "captured", "cut", "cut_ms", "is_finishing", "standing", "stored")
 
-    def __init__(self, cut: Cut, standing: Standing, cut_ms: int) -> None:
+    def __init__(self, cut: Cut, arrival: Arrival | None, standing: Standing, cut_ms: int) -> None:
         self.cut = cut
+        self.arrival = arrival
         self.standing = standing
         self.cut_ms = cut_ms
         self.captured: tuple[InFlight, ...] | None = None
@@ -159,6 +161,11 @@ class StageCheckpoints:
         """Whether it has passed the barrier of a checkpoint that is under way."""
         return checkpoint_id in self._parts
 
+    def has_captured(self, checkpoint_id: int) -> bool:
+        """Whether it has passed that barrier in all of its inputs: whatever came before one is consumed, or captured in
+        flight."""
+        return self.has_cut(checkpoint_id) and self._aligner.progress_of(checkpoint_id) is None
+
     def cut_at(self, checkpoint_id: int) -> tuple[Cut, tuple[InFlight, ...]] | None:
         """Where it was cut for a checkpoint that is under way, and what is known to have been in flight there."""
         part = self._parts.get(checkpoint_id)
@@ -167,6 +174,16 @@ class StageCheckpoints:
     def progress_of(self, checkpoint_id: int) -> AlignmentProgress | None:
         """How far it is with a checkpoint that it is aligning or recording."""
         return self._aligner.progress_of(checkpoint_id)
+
+    def arrival_of(self, checkpoint_id: int) -> Arrival | None:
+        """How a checkpoint that is under way came here, once all barriers have; None before, and of a source."""
+        part = self._parts.get(checkpoint_id)
+        return self._aligner.arrival_of(checkpoint_id) if part is None else part.arrival
+
+    def first_barrier_ms(self, checkpoint_id: int) -> int | None:
+        """When the first barrier came, of a checkpoint that it was cut for."""
+        part = self._parts.get(checkpoint_id)
+        return None if part is None else part.cut_ms - part.cut.alignment_ms
 
     # -- what happens -----------------------------------------------------------------------------
 
@@ -213,9 +230,10 @@ class StageCheckpoints:
                     self._query.append_barrier(action.barrier)
                     self._begin(action)
                 case Captured(checkpoint_id, in_flight):
-                    part = self._parts[checkpoint_id]
-                    part.captured = in_flight
-                    self._finish_if_ready(part)
+                    # Its snapshot may have failed while a late barrier was still on its way: then it was declined.
+                    if (part := self._parts.get(checkpoint_id)) is not None:
+                        part.captured = in_flight
+                        self._finish_if_ready(part)
                 case Open(name):
                     self._query.on_open(name)
                 case Abandoned(checkpoint_id, why):
@@ -228,7 +246,8 @@ class StageCheckpoints:
                     self._query.on_keeps_aligning(checkpoint_id, inflight_bytes)
 
     def _begin(self, cut: Cut) -> None:
-        part = _Part(cut, self._query.standing(), self._host.now_ms)
+        arrival = self._aligner.arrival_of(cut.barrier.checkpoint_id)
+        part = _Part(cut, arrival, self._query.standing(), self._host.now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
         self._to_store.append(part)
         if not self._is_storing:
@@ -301,6 +320,8 @@ class StageCheckpoints:
             cause=cut.cause,
             over_bound=cut.over_bound,
             snapshot_ms=stored.snapshot_ms,
+            arrival=part.arrival,
+            stored_after_ms=self._host.now_ms - part.cut_ms,
             detail=(part.standing.detail, stored.detail, in_flight.detail),
         )
 

@@ -154,6 +154,15 @@ class AlignmentProgress(msgspec.Struct, frozen=True):
     over_bound: bool
 
 
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """How a checkpoint came to a stage: in which input its last barrier was, how long after the first one, and how many
+    segments of what came before barriers were yet to be consumed then."""
+
+    last_input: str
+    after_ms: int
+    unconsumed: int
+
+
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
     """Forget this stage's part of the checkpoint. Unless it was cancelled, tell the coordinator why."""
 
@@ -195,6 +204,7 @@ class _Alignment:
     """One checkpoint at this stage, while it is aligning or recording."""
 
     __slots__ = (
+        "arrival",
         "barrier",
         "in_flight",
         "inflight_bytes",
@@ -210,8 +220,14 @@ class _Alignment:
         self.started_ms = now_ms
         self.phase = AlignmentPhase.ALIGNING
         self.said_over_bound = False
+        self.arrival: Arrival | None = None
         self.in_flight: dict[str, InFlight] = {}
         self.inflight_bytes = 0
+
+    def on_barrier(self, name: str, now_ms: int, unconsumed: int) -> None:
+        self.missing.discard(name)
+        if not self.missing:
+            self.arrival = Arrival(name, now_ms - self.started_ms, unconsumed)
 
     def move(self, event: AlignmentEvent) -> None:
         self.phase = step(TRANSITIONS, self.phase, event)
@@ -250,6 +266,7 @@ class Aligner:
         self._recording: list[_Alignment] = []
         self._drained_by: int | None = None
         self._outgrew_bound = False
+        self._last_cut: _Alignment | None = None
 
     # -- what the stage may ask -------------------------------------------------------------------
 
@@ -286,6 +303,14 @@ class Aligner:
         return AlignmentProgress(
             frozenset(alignment.missing), alignment.started_ms, inflight_bytes, alignment.said_over_bound
         )
+
+    def arrival_of(self, checkpoint_id: int) -> Arrival | None:
+        """How a checkpoint that is under way here came, or the one that was cut last. None: barriers are late, or there
+        are no inputs."""
+        alignment, cut = self._active(checkpoint_id), self._last_cut
+        if alignment is None and cut is not None and cut.barrier.checkpoint_id == checkpoint_id:
+            alignment = cut
+        return None if alignment is None else alignment.arrival
 
     # -- what happened ----------------------------------------------------------------------------
 
@@ -335,7 +360,7 @@ class Aligner:
             alignment = self._start(barrier, now_ms)
         elif barrier.is_unaligned:
             alignment.barrier = alignment.barrier.as_unaligned()
-        alignment.missing.discard(name)
+        alignment.on_barrier(name, now_ms, self._unconsumed)
         if alignment.phase is AlignmentPhase.RECORDING:
             actions += self._finish_recorded(alignment)
         else:
@@ -496,7 +521,7 @@ class Aligner:
         positions = {name: source.position for name, source in self._inputs.items()}
         alignment_ms = now_ms - alignment.started_ms
         actions: Actions = [Cut(barrier, self._batch, positions, cause, alignment_ms, alignment.said_over_bound)]
-        self._aligning = None
+        self._aligning, self._last_cut = None, alignment
         self._outgrew_bound = False
         for name, source in self._inputs.items():
             if source.unconsumed or name in alignment.missing:

@@ -9,6 +9,9 @@ Guarantees:
 - A writer that is held back will go on: a reader's consuming what is there depends on no other reader of the channel.
   And barriers do not wait for it: those that it has to write are written while it is held back.
 
+- While a reader holds the channel, because its event time is too far ahead (drift.py), a few segments are the bound:
+  each checkpoint lets through what stands before its barrier, and that is to be little.
+
 How far a backlog passes its bound is up to the writer: by the batch that passed it, and by what a stage had been given
 to read when it was held back.
 """
@@ -23,6 +26,8 @@ import msgspec
 
 from tidegate.errors import InvalidConfig
 from tidegate.protocol.transitions import step
+
+_MOST_HELD_SEGMENTS: Final = 4
 
 
 class BacklogBound(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,11 +69,13 @@ class Backpressure:
     def is_held_back(self) -> bool:
         return self._phase is WriterPhase.HELD_BACK
 
-    def on_backlog(self, segments: int, size_bytes: int) -> None:
-        """What the slowest reader has yet to consume, whenever it has changed."""
+    def on_backlog(self, segments: int, size_bytes: int, *, is_held: bool = False) -> None:
+        """What the slowest reader has yet to consume, whenever it has changed. `is_held`: by a reader, whose other
+        inputs are behind in event time."""
         bound = self._bound
+        max_segments = min(bound.max_segments, _MOST_HELD_SEGMENTS) if is_held else bound.max_segments
         if self._phase is WriterPhase.FLOWING:
-            if segments > bound.max_segments or size_bytes > bound.max_bytes:
+            if segments > max_segments or size_bytes > bound.max_bytes:
                 self._phase = step(TRANSITIONS, self._phase, BacklogEvent.PASSED_BOUND)
-        elif segments * 2 <= bound.max_segments and size_bytes * 2 <= bound.max_bytes:
+        elif segments * 2 <= max_segments and size_bytes * 2 <= bound.max_bytes:
             self._phase = step(TRANSITIONS, self._phase, BacklogEvent.DOWN_TO_HALF)

@@ -34,7 +34,7 @@ from tidegate.errors import (
     ProtocolViolation,
     Superseded,
 )
-from tidegate.protocol.aligner import CutCause, InFlight
+from tidegate.protocol.aligner import Arrival, CutCause, InFlight
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Barrier, Flag
 from tidegate.protocol.transitions import step
@@ -76,11 +76,12 @@ class AbortReason(enum.Enum):
     STORE_FAILED = "the store failed"
     CANCELLED = "cancelled by the user"
     SUPERSEDED = "superseded by a newer generation"
+    INSTANCE_LOST = "an instance was lost"
 
     @property
     def is_failure(self) -> bool:
         """Whether it counts against `tolerable_failures`."""
-        return self not in (AbortReason.CANCELLED, AbortReason.SUPERSEDED)
+        return self not in (AbortReason.CANCELLED, AbortReason.SUPERSEDED, AbortReason.INSTANCE_LOST)
 
 
 class ReportAnswer(enum.Enum):
@@ -98,7 +99,9 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `output_sequence` is the number of the last segment it had appended at the cut, so it is where the barrier
     stands in its channel. `files` is what the snapshot refers to, but for files that tell themselves which checkpoints
     refer to them (see `StoredFile`), `committable` what a sink has sealed. A stage with event time whose `watermark_ms`
-    is None has none yet. `detail` is for who writes the manifest, and of no meaning here.
+    is None has none yet. `arrival`: how its barriers came, if all did before it was cut. `stored_after_ms`: how long
+    after that all of it was stored, and its table had not refused what it sealed. Neither is known of a checkpoint that
+    is read. `detail` is for who writes the manifest, and of no meaning here.
     """
 
     stage: str
@@ -121,6 +124,8 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     barrier_ms: int = 0
     alignment_ms: int = 0
     snapshot_ms: int = 0
+    arrival: Arrival | None = None
+    stored_after_ms: int | None = None
     detail: Any = None
 
 
@@ -201,6 +206,7 @@ class Obstacle(enum.Enum):
     IN_PROGRESS = "as many as allowed are in progress"
     SINKS_LAG = "the sinks are behind with those that are complete"
     PAUSE = "the pause after the last one is not over"
+    INSTANCE = "an instance is missing"
 
 
 class HeldBack(msgspec.Struct, frozen=True):
@@ -243,6 +249,7 @@ class Coordinator:
         self._failures_in_row = 0
         self._aborts_in_row = 0
         self._draining = False
+        self._missing_instances: set[str] = set()
         self._superseded_by: int | None = None
 
     # -- what one may ask -------------------------------------------------------------------------
@@ -279,11 +286,26 @@ class Coordinator:
             return HeldBack(self._due_ms, obstacle, tuple(self._active))
         if obstacle is Obstacle.SINKS_LAG:
             return HeldBack(self._due_ms, obstacle, tuple(self._completed))
+        if obstacle is Obstacle.INSTANCE:
+            return HeldBack(self._due_ms, obstacle, ())
         if now_ms < self._pause_ends_ms:
             return HeldBack(self._due_ms, Obstacle.PAUSE, (self._history[-1].checkpoint_id,), self._pause_ends_ms)
         return None
 
+    @property
+    def missing_instances(self) -> tuple[str, ...]:
+        """Without which no checkpoint is begun."""
+        return tuple(sorted(self._missing_instances))
+
     # -- what happened ----------------------------------------------------------------------------
+
+    def hold(self, instance: str) -> None:
+        """An instance is missing: no checkpoint could be complete without it."""
+        self._missing_instances.add(instance)
+
+    def release(self, instance: str) -> None:
+        """It is back."""
+        self._missing_instances.discard(instance)
 
     def on_time(self, now_ms: int) -> Actions:
         """Time passed: abort what is overdue, trigger what is due."""
@@ -305,6 +327,8 @@ class Coordinator:
             raise CheckpointError("the pipeline is draining: its last checkpoint is under way or was taken")
         if flags & Flag.UNALIGNED and self._config.alignment.unaligned == "never":
             raise CheckpointError("every stage of this run aligns; only one with unaligned_after can cut unaligned")
+        if self._missing_instances:
+            raise CheckpointInProgress(f"instance {', '.join(sorted(self._missing_instances))} is missing")
         if self._obstacle() is not None:
             under_way = ", ".join(str(checkpoint_id) for checkpoint_id in (*self._completed, *self._active))
             raise CheckpointInProgress(
@@ -400,6 +424,8 @@ class Coordinator:
 
     def _obstacle(self) -> Obstacle | None:
         """What forbids any checkpoint, also one that a user wants now."""
+        if self._missing_instances:
+            return Obstacle.INSTANCE
         most = self._config.max_concurrent
         if len(self._active) >= most:
             return Obstacle.IN_PROGRESS

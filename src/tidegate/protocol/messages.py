@@ -15,6 +15,8 @@ from typing import Final
 import msgspec
 
 MAX_U64: Final = 2**64 - 1
+# The last second that a timestamp can tell in Python, and far from where Spark's microseconds overflow.
+END_OF_TIME_MS: Final = 253_402_300_799_000
 
 
 class Flag(enum.IntFlag):
@@ -102,12 +104,14 @@ class SegmentFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise ValueError(f"file {self.path!r} has {self.size_bytes} bytes")
 
 
-class Segment(msgspec.Struct, frozen=True, tag="segment", forbid_unknown_fields=True):
-    """The output of one committed batch, by reference."""
+class Segment(msgspec.Struct, frozen=True, tag="segment", forbid_unknown_fields=True, omit_defaults=True):
+    """The output of one committed batch, by reference. `watermark_ms`: what its writer has reached with it, where
+    somebody wants to know (drift.py)."""
 
     sequence: int
     batch: int
     files: tuple[SegmentFile, ...]
+    watermark_ms: int | None = None
 
     def __post_init__(self) -> None:
         if self.sequence < 1 or self.batch < 0:
@@ -119,7 +123,8 @@ class Segment(msgspec.Struct, frozen=True, tag="segment", forbid_unknown_fields=
 
 
 class Watermark(msgspec.Struct, frozen=True, tag="watermark", forbid_unknown_fields=True):
-    """The writer promises to send nothing older than this, in event time."""
+    """How far its writer has come in event time, where no segment tells it: a batch has written no rows, or nothing
+    more will come, which is the end of time."""
 
     watermark_ms: int
 

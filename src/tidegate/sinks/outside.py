@@ -20,6 +20,7 @@ from tidegate.sinks.delta.table import DeltaTable
 from tidegate.sinks.staging import damaged_staging
 from tidegate.storage.inspection import InspectedRoot, SeenSinks
 from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.paths import RootPaths
 
 REACHED: Final = frozenset(("delta", *function.KINDS))
 """The kinds of tables that a manifest knows enough of."""
@@ -51,7 +52,7 @@ def _sinks(root: InspectedRoot, manifest: Manifest) -> Iterator[tuple[str, Rever
     """The sinks of a pipeline, by name; None: it cannot be asked."""
     for name, shape in manifest.shape.items():
         if shape.table is not None:
-            place = SinkPlace(root.pipeline, name, root.files.at(root.paths.sink(name)), root=root.id)
+            place = SinkPlace(root.pipeline, name, root.files.at(RootPaths.sink(name)), root=root.id)
             yield name, sink_at(shape.table, place)
 
 

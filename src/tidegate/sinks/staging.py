@@ -143,9 +143,10 @@ def damaged_staging(sink: BoundSink, committable: Committable) -> tuple[str | No
     """
     if not isinstance(sink, FileSink):
         return None, None
-    names = ((file, sink.staging.name_at(file.path)) for file in committable.files if file.rows)
-    sizes = ((file, sink.staging.size(name)) for file, name in names if name is not None)
-    wrong = [(file, size) for file, size in sizes if size != file.size_bytes]
+    found = ((file, sink.staging.name_at(file.path)) for file in committable.files if file.rows)
+    names = {name: file for file, name in found if name is not None}
+    sizes = sink.staging.sizes(names)
+    wrong = [(file, sizes.get(name)) for name, file in names.items() if sizes.get(name) != file.size_bytes]
     if not wrong or (sink.table.kind == "delta" and sink.identity() is None):
         return None, None
     next_batch = sink.facts().next_batch

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
-from tidegate.errors import DataLost, StageFailed
+from tidegate.errors import DataLost, StageFailed, first_line
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.sources import without_secrets
 from tidegate.storage.system import refusal_in
@@ -68,6 +68,9 @@ def without_pysparks_log() -> Iterator[None]:
     finally:
         for logger, disabled in zip(loggers, before, strict=True):
             logger.disabled = disabled
+
+
+_FRAMES: Final = 8
 
 
 def exception_of(query: StreamingQuery) -> StreamingQueryException | None:
@@ -187,3 +190,13 @@ def _innermost(error: object) -> str:
 
 def _shortened(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1].rstrip()}…"
+
+
+def why_not_stopped(error: BaseException) -> str | None:
+    """Of a query that Spark could not stop in its time: what it says, and where the query's thread is. None: it failed
+    otherwise."""
+    said = str(error)
+    if "failed to stop within" not in said:
+        return None
+    frames = [line.strip() for line in said.partition("Caused by:")[2].splitlines() if line.strip().startswith("at ")]
+    return f"{first_line(error)}; its thread is {', '.join(frames[:_FRAMES]) or 'somewhere'}"

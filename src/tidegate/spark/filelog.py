@@ -1,7 +1,7 @@
 """Spark's own log files: the only module that knows their format.
 
 Every log is a folder of files named by a number, each written whole by rename: a first line `v1`, then one JSON
-object per line. A name that ends in `.compact` replaces all before it. Seen with Spark 4.3; the tests read logs
+object per line. A name that ends in `.compact` replaces all before it. Seen with Spark 4.1 to 4.3; the tests read logs
 that Spark wrote, and make Spark read logs that we wrote.
 
 - *sink log*: `<folder>/_spark_metadata/<batch>`, the files that a batch of Spark's file sink wrote.
@@ -20,6 +20,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint
+from tidegate.protocol.messages import END_OF_TIME_MS
 from tidegate.storage.files import Files
 
 METADATA: Final = "_spark_metadata"
@@ -34,8 +35,6 @@ NEVER_COMPACT: Final = 2**31 - 1
 # A query without state takes up nothing else from its log, and for this one Spark has another default where the log has
 # none: a filter that nothing passes would take its source away.
 _SETTINGS: Final = {"spark.sql.optimizer.pruneFiltersCanPruneStreamingSubplan": "false"}
-# The last second that a timestamp can tell in Python, and far from where Spark's microseconds overflow.
-END_OF_TIME_MS: Final = 253_402_300_799_000
 # Where the source logs of a restored stage start again.
 _RESTARTED: Final = '{"logOffset":0}'
 # Of a source that has read nothing yet.
@@ -62,10 +61,12 @@ class SourceLogEntry(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class BatchOffsets(msgspec.Struct, frozen=True):
-    """Where a batch reads to. `sources` holds each source's end offset as Spark wrote it; None: none yet."""
+    """Where a batch reads to. `sources` holds each source's end offset as Spark wrote it; None: none yet. `planned_ms`:
+    when Spark has planned it, by its clock, in ms since 1970."""
 
     watermark_ms: int | None
     sources: tuple[str | None, ...]
+    planned_ms: int = 0
 
 
 class StageSource(msgspec.Struct, frozen=True):
@@ -145,10 +146,20 @@ def trim_log(files: Files, log: str, below: int) -> None:
     files.delete(f"{log}/{name}" for name, number in numbers.items() if number.isdigit() and int(number) < below)
 
 
-def remove_file(files: Files, name: str) -> None:
-    """Delete a file that Spark wrote, with the checksum that Hadoop keeps beside it."""
+def checked_by(name: str) -> str:
+    """The file that a file of Spark's checksums is of; any other is its own. Who reads a file looks whether there is
+    one of these, and then opens it: it has to stay as long as the file does."""
     folder, slash, last = name.rpartition("/")
-    files.delete([name, f"{folder}{slash}.{last}.crc"])
+    is_checksum = last.startswith(".") and last.endswith(".crc")
+    return f"{folder}{slash}{last[1:].removesuffix('.crc')}" if is_checksum else name
+
+
+def remove_files(files: Files, names: Iterable[str]) -> None:
+    """Delete files that Spark wrote, each with the checksum that Hadoop keeps beside it."""
+    apart = (name.rpartition("/") for name in names)
+    files.delete(
+        [each for folder, slash, last in apart for each in (f"{folder}{slash}{last}", f"{folder}{slash}.{last}.crc")]
+    )
 
 
 def is_committed(checkpoint: Files, batch: int) -> bool:
@@ -182,7 +193,7 @@ def offsets_in(files: Files, entry: str) -> BatchOffsets:
         raise DamagedCheckpoint(f"{files.location(entry)} is missing or empty, though the batch was committed")
     metadata = _decoded(_metadata_decoder, lines[0], files, entry)
     sources = tuple(None if line == _NO_OFFSET else line for line in lines[1:])
-    return BatchOffsets(metadata.batch_watermark_ms or None, sources)
+    return BatchOffsets(metadata.batch_watermark_ms or None, sources, metadata.batch_timestamp_ms)
 
 
 def kept_settings(files: Files, entry: str) -> dict[str, str]:
@@ -196,12 +207,16 @@ def has_moved_watermark(checkpoint: Files, batch: int) -> bool:
 
     Spark then runs a batch without data, but not as the first one of a query that was started again.
     """
+    reached_ms = watermark_behind(checkpoint, batch)
+    return reached_ms is not None and reached_ms > (read_offsets(checkpoint, batch).watermark_ms or 0)
+
+
+def watermark_behind(checkpoint: Files, batch: int) -> int | None:
+    """The watermark that a committed batch has reached with its rows, which the next one starts with; None: none yet,
+    or its entry is gone. Where a batch reads to says only the one that it started with."""
     name = f"commits/{batch}"
     lines = _read_lines(checkpoint, name, _COMMIT_VERSIONS)
-    if not lines:
-        return False
-    then = read_offsets(checkpoint, batch).watermark_ms or 0
-    return _decoded(_commit_decoder, lines[0], checkpoint, name).next_batch_watermark_ms > then
+    return (_decoded(_commit_decoder, lines[0], checkpoint, name).next_batch_watermark_ms or None) if lines else None
 
 
 def move_watermark_to_the_end(checkpoint: Files, batch: int) -> None:

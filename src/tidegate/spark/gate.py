@@ -79,12 +79,22 @@ class Gate:
         """Whether the reader has committed all that it may see."""
         return not self._unconsumed
 
-    def flush(self) -> bool:
-        """Write what was released since, as far as the window allows, in one entry. Tells whether there was any."""
-        room = self._window - len(self._unconsumed)
-        if not self._waiting or room <= 0:
+    @property
+    def room(self) -> int:
+        """How many more segments the window allows."""
+        return max(0, self._window - len(self._unconsumed))
+
+    def flush(self, most: int | None = None) -> bool:
+        """Write what was released since, as far as the window allows, in one entry. Tells whether there was any.
+
+        `most`: as many segments at most; None: all of them.
+        """
+        count = min(self.room, len(self._waiting))
+        if most is not None:
+            count = min(count, most)
+        if not count:
             return False
-        fresh = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+        fresh = [self._waiting.popleft() for _ in range(count)]
         self._unconsumed.extend(fresh)
         number = self._next
         self._next += 1

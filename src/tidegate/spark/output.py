@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 from tidegate.errors import DamagedCheckpoint
 from tidegate.spark.definition import OutputMode
-from tidegate.spark.filelog import read_sink_log, remove_file, seed_sink_log
+from tidegate.spark.filelog import read_sink_log, remove_files, seed_sink_log
 from tidegate.storage.files import Files, clear
 
 _BATCH_FOLDER: Final = "batch-"
@@ -41,13 +42,18 @@ def _name_in(output: Files, uri: str) -> str:
     return name
 
 
-def remove_output(files: Files, name: str) -> None:
-    """Delete a file that a batch wrote, and with the last of them the folder of the batch, where it has one."""
-    remove_file(files, name)
+def remove_outputs(files: Files, names: Iterable[str]) -> None:
+    """Delete files that batches wrote, and with the last of each the folder of the batch, where it has one."""
+    written = list(names)
+    remove_files(files, written)
+    for folder in sorted({folder for name in written if (folder := _batch_of(name)) is not None}):
+        files.prune(folder)
+
+
+def _batch_of(name: str) -> str | None:
     parts = name.split("/")[:-1]
     depth = next((depth for depth, part in enumerate(parts, start=1) if part.startswith(_BATCH_FOLDER)), None)
-    if depth is not None:
-        files.prune("/".join(parts[:depth]))
+    return None if depth is None else "/".join(parts[:depth])
 
 
 def restore_output(output: Files, batch: int | None) -> None:

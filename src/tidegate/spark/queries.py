@@ -24,6 +24,7 @@ from tidegate.spark.filelog import StageSource
 from tidegate.spark.gate import COMPACT_EVERY, WINDOW
 from tidegate.spark.jvm import java_class
 from tidegate.spark.output import batch_folder
+from tidegate.spark.s3a import mount
 from tidegate.spark.session import StageSessions
 from tidegate.spark.sources import (
     STREAM_V1,
@@ -36,6 +37,7 @@ from tidegate.spark.sources import (
 )
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import SourceStream
+from tidegate.storage.mounted import for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,7 +85,7 @@ def read_gate(session: SparkSession, gate: Files, schema: StructType) -> DataFra
         session.readStream.schema(schema)
         .option("recursiveFileLookup", "true")
         .option("maxFileAge", _MAX_FILE_AGE)
-        .parquet(gate.location())
+        .parquet(for_spark(gate))
     )
 
 
@@ -215,7 +217,7 @@ def _check_source(what: str, frame: DataFrame) -> None:
 
 def _sources(what: str, frame: DataFrame, gates: dict[str, Files]) -> tuple[StageSource, ...]:
     """The streaming sources, as Spark orders and numbers them: by the plan's leaves, equal ones being one source."""
-    names = {gate.location(): name for name, gate in gates.items()}
+    names = {for_spark(gate): name for name, gate in gates.items()}
     found: list[StageSource] = []
     for leaf, log in zip(stream_leaves(frame), log_numbers(frame), strict=True):
         name = names.get(_option(frame, leaf, "path") or "")
@@ -289,8 +291,9 @@ def starting(
         partition_by = sink.partition_by
 
     def start(checkpoint: Files, output: Files) -> StreamingQuery:
+        mount(frame.sparkSession, checkpoint, output)
         writer = frame.writeStream.queryName(definition.name).outputMode(definition.output_mode)
-        writer = writer.option("checkpointLocation", checkpoint.location())
+        writer = writer.option("checkpointLocation", for_spark(checkpoint))
         if trigger:
             writer = writer.trigger(**trigger)
         if stage_rows is not None:
@@ -300,12 +303,12 @@ def starting(
             def write(batch: DataFrame, batch_id: int) -> None:
                 writing = batch.write.mode("overwrite")
                 writing = writing.option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-                writing.partitionBy(*partition_by).parquet(output.location(batch_folder(batch_id)))
+                writing.partitionBy(*partition_by).parquet(for_spark(output, batch_folder(batch_id)))
 
             return writer.foreachBatch(write).start()
         if partition_by:
             writer = writer.partitionBy(*partition_by)
-        return writer.format("parquet").option("path", output.location()).start()
+        return writer.format("parquet").option("path", for_spark(output)).start()
 
     return start
 

@@ -10,8 +10,10 @@ rest of its sleep.
   processing time never waits.
 - The lock is held by a thread of the JVM's own, one per query, so any thread of ours may wake it, and it needs no
   connection that lasts.
-- That thread lets go once a second for a moment, whatever becomes of us: a query that others stop, which does not heed
-  an interrupt while it waits for a lock, ends then; and were a query ever not woken, it would be late, and not hang.
+- That thread lets the query have its turn once a second, whatever becomes of us: a query that others stop, which does
+  not heed an interrupt while it waits for a lock, ends then; and were a query ever not woken, it would be late, and not
+  hang. It lets go and takes again in one act, so that it always holds the lock once between two turns: a process may be
+  stopped between any two calls of ours, for however long. The lock is fair: who waits for it gets it in between.
 """
 
 from __future__ import annotations
@@ -32,9 +34,7 @@ _log = logging.getLogger("tidegate")
 
 WAITING: Final = "Waiting for data to arrive"
 """What Spark says of a query whose last look has found nothing."""
-_LETS_GO_EVERY_MS: Final = 1_000
-# Long enough for a look that it slept before: so it mostly stands before the next one again, and not before a sleep.
-_LETS_GO_FOR_MS: Final = 50
+_TURN_EVERY_MS: Final = 1_000
 
 
 class QueryRest:
@@ -44,7 +44,7 @@ class QueryRest:
         self._query: Any = query
         self._session = session
         self._holder: Any = None
-        self._pauses: list[Any] = []
+        self._turns: Any = None
         self._cannot = False
         self.is_resting = False
 
@@ -61,20 +61,16 @@ class QueryRest:
                 return
         self.is_resting = True  # before it is so: what comes in between may wake it in vain, but never not at all
         self._holder.execute(self._take)
-        for act, first_ms in (
-            (self._let_go, _LETS_GO_EVERY_MS),
-            (self._take, _LETS_GO_EVERY_MS + _LETS_GO_FOR_MS),
-        ):
-            self._pauses.append(self._holder.scheduleAtFixedRate(act, first_ms, _LETS_GO_EVERY_MS, self._ms))
+        self._turns = self._holder.scheduleWithFixedDelay(self._take_turns, _TURN_EVERY_MS, _TURN_EVERY_MS, self._ms)
 
     def end(self) -> None:
         """Wake it, if it rests."""
         if not self.is_resting:
             return
-        pauses, self._pauses = self._pauses, []
-        for pause in pauses:
-            pause.cancel(False)
-        self._holder.execute(self._let_go)  # if it does not hold the lock just now, this fails, and nobody minds
+        turns, self._turns = self._turns, None
+        if turns is not None:
+            turns.cancel(False)
+        self._holder.execute(self._let_go)  # behind a turn that is being given, which ends with the lock held
         self.is_resting = False
 
     def close(self) -> None:
@@ -93,11 +89,16 @@ class QueryRest:
         lookup = java("java.lang.invoke.MethodHandles").publicLookup()
         runnable = java("java.lang.Class").forName("java.lang.Runnable")
 
-        def calling(method: str) -> Any:
-            bound = lookup.findVirtual(lock.getClass(), method, nothing).bindTo(lock)
-            return java("java.lang.invoke.MethodHandleProxies").asInterfaceInstance(runnable, bound)
+        def method(name: str) -> Any:
+            return lookup.findVirtual(lock.getClass(), name, nothing).bindTo(lock)
 
-        self._take, self._let_go = calling("lock"), calling("unlock")
+        def calling(handle: Any) -> Any:
+            return java("java.lang.invoke.MethodHandleProxies").asInterfaceInstance(runnable, handle)
+
+        take, let_go = method("lock"), method("unlock")
+        self._take, self._let_go = calling(take), calling(let_go)
+        # First the second of them, then the first.
+        self._take_turns = calling(java("java.lang.invoke.MethodHandles").foldArguments(take, let_go))
         self._ms = java("java.util.concurrent.TimeUnit").MILLISECONDS
         threads = java("org.apache.spark.util.ThreadUtils")
         self._holder = threads.newDaemonSingleThreadScheduledExecutor(f"tidegate-rest-{self._query.name}")

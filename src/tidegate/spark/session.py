@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from pyspark import SparkContext
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
@@ -34,7 +34,11 @@ from tidegate.errors import InvalidConfig, SparkLost, first_line
 from tidegate.sinks.sessions import FOR_TABLES, PARTITIONS, derived_session
 from tidegate.spark.filelog import NEVER_COMPACT
 from tidegate.spark.jvm import java_class
+from tidegate.spark.masters import HERE, MASTER
+from tidegate.spark.modules import give_modules
 from tidegate.spark.spark_log import keep_short
+from tidegate.spark.versions import check_spark
+from tidegate.storage.mounted import is_local
 
 # How long a JVM that was killed takes to be seen as gone.
 _DYING_S: Final = 5.0
@@ -96,6 +100,9 @@ _STREAMING: Final = {
     **FOR_TABLES,
 }
 
+# So many times the versions that it retains are to be there too, before it deletes any.
+_KEEPS_STATE: Final = ("spark.sql.streaming.ratioExtraSpaceAllowedInCheckpoint", "1e9")
+
 # Only for stages that read gates: a user's own file source keeps its log, and is read, as the user has it.
 _GATE_READING: Final = {
     "spark.sql.streaming.fileSource.log.compactInterval": str(NEVER_COMPACT),
@@ -115,6 +122,20 @@ def existing_session() -> SparkSession | None:
         return active
     context = SparkContext._active_spark_context
     return None if context is None else SparkSession(context)  # the default one; only where there is none, a new one
+
+
+def master_of(settings: Mapping[str, str], given: SparkSession | None) -> str:
+    """Where Spark does its work: in the session that there is, or in one that is made with these settings. That of a
+    program which spark-submit has started is where that was told to."""
+    session = given or existing_session()
+    if session is not None:
+        return str(session.sparkContext.master)
+    if MASTER in settings:
+        return settings[MASTER]
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        SparkContext._ensure_initialized()
+        return SparkConf().get(MASTER) or HERE
+    return HERE
 
 
 def check_settings(settings: Mapping[str, str], given: SparkSession | None) -> None:
@@ -142,18 +163,19 @@ def _absolute(paths: str, separator: str) -> str:
     )
 
 
-def local_session(
+def own_session(
     name: str,
     log: Path,
     settings: Mapping[str, str] | None = None,
     folder: Path | None = None,
     launched: Callable[[], object] = lambda: None,
 ) -> SparkSession:
-    """A `local[*]` session with settings that suit small machines. Spark's own messages go to the file `log`.
+    """A session on this machine, with settings that suit small ones, unless `settings` say another `MASTER`. Spark's
+    own messages go to the file `log`.
 
-    `settings` come on top. Its process works in the `folder`: relative paths lead there. A session that is there
-    already is used as it is, and not ours to change. `launched` is called when Spark's process is there, and the
-    session is yet to be made.
+    `settings` come on top. Its process works in the `folder`: relative paths lead there, and executors of a cluster get
+    the modules that are in it. A session that is there already is used as it is, and not ours to change. `launched` is
+    called when Spark's process is there, and the session is yet to be made.
     """
     existing = existing_session()
     if existing is not None:
@@ -162,20 +184,24 @@ def local_session(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if os.sep in os.environ["PYSPARK_PYTHON"]:
         os.environ["PYSPARK_PYTHON"] = _absolute(os.environ["PYSPARK_PYTHON"], os.pathsep)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    settings = settings or {}
+    is_here = is_local(master_of(settings, None))
+    if is_here:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     log.parent.mkdir(parents=True, exist_ok=True)
     # By the environment, not by options of the JVM: those cannot hold every path.
     os.environ["LOG4J_CONFIGURATION_FILE"] = str(_LOG_SETTINGS)
     builder = (
-        SparkSession.builder.master("local[*]")
+        SparkSession.builder.master(master_of(settings, None))
         .appName(name)
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
-        .config(PARTITIONS, str(os.cpu_count() or 2))
         # Hadoop has a umask of its own, 022, by which it changes the mode of all that it makes.
         .config("spark.hadoop.fs.permissions.umask-mode", f"{_umask():04o}")
     )
-    for key, value in (settings or {}).items():
+    if is_here:
+        builder = builder.config(PARTITIONS, str(os.cpu_count() or 2))
+    for key, value in settings.items():
         builder = builder.config(key, value)
     try:
         with _stderr_to(log), _handlers_kept(), _launched_in(folder or Path.cwd()), _told_when_launched(launched):
@@ -193,6 +219,8 @@ def local_session(
     accumulators: Any = session.sparkContext._accumulatorServer
     accumulators.handle_error = lambda *_: None  # it would print a trace when the JVM dies
     forget_yarn(session)
+    if not is_here:
+        give_modules(session, folder or Path.cwd(), log.with_name(f"{log.stem}-modules.zip"))
     return session
 
 
@@ -211,7 +239,7 @@ def forget_yarn(session: SparkSession) -> None:
     that is a quarter of the work.
     """
     context: Any = session.sparkContext
-    if not context.master.startswith("local"):
+    if not is_local(context.master):
         return
     classes = java_class(session, "java.lang.Class")
     for name in _RELOADING:
@@ -434,7 +462,8 @@ class RunSession:
         self._is_lost = False
 
     def check_can_start(self) -> None:
-        """Refuse to start a session where there is no Java for it."""
+        """Refuse a PySpark of another version, and to start a session where there is no Java for it."""
+        check_spark()
         if self._session is None and self.can_restart:
             check_java()
 
@@ -454,6 +483,16 @@ class RunSession:
                 raise SparkLost(str(error)) from error
             self._is_lost = False
         return self._session
+
+    def give_up(self) -> None:
+        """Something in it cannot be stopped. One of our own is ended, and the next start makes another."""
+        if self._session is None or not self.can_restart or self._is_lost:
+            return
+        process = _process_of(self._session.sparkContext._gateway)
+        if process is not None:
+            process.kill()
+            process.wait()
+            self._is_lost = True
 
     def check(self, failed: BaseException) -> None:
         """Raise if the JVM is gone, or no longer has the session: what failed has failed because of that."""
@@ -516,10 +555,14 @@ def _is_gone(context: SparkContext) -> bool:
 class StageSessions:
     """The two sessions that a pipeline's stages run on."""
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(self, session: SparkSession, *, keeps_state: bool = False) -> None:
+        """`keeps_state`: Spark deletes no file of state: checkpoints refer to these where they lie."""
+        check_spark(session.version, "Spark")  # SPARK_HOME may lead PySpark to another one than its own
         self.of_sources = derived_session(session)
         for key, value in _STREAMING.items():
             self.of_sources.conf.set(key, value)
+        if keeps_state:
+            self.of_sources.conf.set(*_KEEPS_STATE)
         self.of_stages = derived_session(self.of_sources)
         for key, value in _GATE_READING.items():
             self.of_stages.conf.set(key, value)

@@ -10,6 +10,9 @@ carries a unique id; where a version has several (a task was retried), all are k
 was tried in vain is never loaded: only one that the commit log of its batch names is built upon. Where that entry is
 gone before anybody looked, those before it are kept as well.
 
+Where the root holds state where Spark has written it (`Files.hold`), Spark deletes none of it. What no snapshot refers
+to any more is then kept as long as Spark might want it: for the last hundred versions, as Spark itself does.
+
 A full snapshot refers to no file of another checkpoint, nor shares one with Spark: each is copied, and is compared with
 what was known of it. So it vouches for nothing that was damaged since.
 """
@@ -31,8 +34,9 @@ from tidegate.errors import DamagedCheckpoint, StoreUnavailable
 from tidegate.protocol.retention import StoredFile
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, FileLists, SnapshotFile, SnapshotFiles
-from tidegate.storage.files import Files, checksum
+from tidegate.storage.files import Files, checksum, is_same
 from tidegate.storage.manifest import SourceStream
+from tidegate.storage.mounted import for_spark, side_by_side
 from tidegate.storage.paths import RootPaths
 
 _log = logging.getLogger("tidegate")
@@ -41,6 +45,9 @@ _STATE_FILE: Final = re.compile(r"(\d+)(?:_([0-9a-f-]+))?\.(zip|changelog|delta|
 _FULL: Final = ("zip", "snapshot")
 STATE_FOLDER: Final = "state/"
 """What the names of all files of state begin with."""
+_RETAINED_VERSIONS: Final = 100
+_SWEPT_EVERY: Final = 20
+"""As many batches."""
 _SST_FOLDER: Final = "SSTs"
 _LOG_FOLDER: Final = "logs"
 _OPERATOR_METADATA: Final = re.compile(r"state/\d+/_metadata/v2/(\d+)")
@@ -204,6 +211,28 @@ def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
     ]
 
 
+def stale_state(names: Iterable[str], version: int, shared: Callable[[str], list[str]]) -> list[str]:
+    """What of the state no version needs that Spark retains, by the rules by which it deletes itself. `names`: without
+    what full snapshots share. `shared`: what one of these does.
+
+    What was uploaded for a full snapshot that was never completed is not known here: it goes with its generation.
+    """
+    found: dict[str, None] = {}
+    for folder, files in _visible_by_folder(names).items():
+        versioned = [match for name in files if (match := _STATE_FILE.fullmatch(name))]
+        full = {int(match[1]): f"{folder}/{match[0]}" for match in versioned if match[3] in _FULL}
+        oldest = max((number for number in full if number <= version - _RETAINED_VERSIONS), default=0)
+        stale = [match for match in versioned if int(match[1]) < oldest]
+        if not stale:
+            continue
+        zips = [f"{folder}/{match[0]}" for match in versioned if match[3] == "zip"]
+        gone = {f"{folder}/{match[0]}" for match in stale}
+        used = {each for name in zips if name not in gone for each in shared(name)}
+        found.update(dict.fromkeys(gone))
+        found.update(dict.fromkeys(each for name in zips if name in gone for each in shared(name) if each not in used))
+    return list(found)
+
+
 class Taken(msgspec.Struct, frozen=True):
     """A snapshot that was taken. `fresh`: what of it is new in the store, by names in the root; of how many bytes.
     `unneeded`: what no later one refers to, with the checkpoints that do."""
@@ -273,6 +302,10 @@ class Snapshotter:
         self._found: _Found | None = None
         self._found_at: tuple[str, int | None] | None = None
         self._committed: frozenset[str] = frozenset()
+        # What no snapshot refers to any more, and is left to Spark for now, with the checkpoints that do.
+        self._parted: dict[str, StoredFile] = {}
+        self._shares: dict[str, list[str]] = {}
+        self._swept_at = 0
         # What was stored in vain, or is about to be: of a snapshot that failed, until another one is taken.
         self._begun: dict[str, None] = {}
 
@@ -284,6 +317,15 @@ class Snapshotter:
     def held_paths(self) -> Iterator[str]:
         """What it refers to, in the root."""
         return self._lists.paths()
+
+    def in_place(self) -> frozenset[str]:
+        """What of it, and of snapshots before it, lies where Spark has written it."""
+        # It is asked for beside whoever takes the next one.
+        parted, files = tuple(self._parted), tuple(self._lists.files.values())
+        return frozenset((*parted, *(file.stored for file in files if self._is_in_place(file.stored))))
+
+    def _is_in_place(self, stored: str) -> bool:
+        return RootPaths.is_working(stored) and RootPaths.generation_of(stored) == self._generation
 
     def take(self, checkpoint: Files, checkpoint_id: int, batch: int | None, *, full: bool) -> Taken:
         """Keep what rebuilds the stage at a batch. What has failed may be tried again.
@@ -299,8 +341,7 @@ class Snapshotter:
         }
         self._begun.update(dict.fromkeys(fresh.values()))
         # All links before any file is read, which takes time: Spark deletes what it no longer needs itself.
-        for name, stored in fresh.items():
-            self._root.keep(stored, checkpoint, name)
+        fresh = {name: self._root.hold(stored, checkpoint, name) for name, stored in fresh.items()}
         added = {name: self._described(name, stored) for name, stored in fresh.items()}
         dropped = {name: held[name] for name in gone if name in held}
         written = partial(self._lists.change, checkpoint_id, dropped, added)
@@ -321,13 +362,38 @@ class Snapshotter:
         unneeded |= {each.stored for each in unnamed}
         unneeded -= {each.stored for each in lists.lists}
         self._begun = {}
+        parted = {stored for stored in unneeded if self._is_in_place(stored)}
+        self._parted.update((stored, kept_until(checkpoint_id, stored)) for stored in parted)
         return Taken(
             lists,
             tuple(kept),
             new_bytes,
             self._total_bytes,
-            tuple(kept_until(checkpoint_id, stored) for stored in sorted(unneeded)),
+            (
+                *(kept_until(checkpoint_id, stored) for stored in sorted(unneeded - parted)),
+                *self._swept(checkpoint, batch),
+            ),
         )
+
+    def _swept(self, checkpoint: Files, batch: int | None) -> Iterator[StoredFile]:
+        """What lies where Spark has written it, and Spark will not want again, nor a snapshot from this one on."""
+        held = {file.stored for file in self._lists.files.values()}
+        is_in_place = self._parted or any(map(self._is_in_place, held))
+        if batch is None or not is_in_place or batch - self._swept_at < _SWEPT_EVERY:
+            return
+        self._swept_at = batch
+        names = checkpoint.list("state", but=(_SST_FOLDER, _LOG_FOLDER))
+        stale = stale_state(names, batch + 1, partial(self._shared_by, checkpoint))
+        for name in stale:
+            stored = self._root.hold(name, checkpoint, name)  # its name in the root: it lies there
+            if stored not in held:
+                yield self._parted.pop(stored, StoredFile(stored, self._generation))
+        self._shares = {name: shared for name, shared in self._shares.items() if name not in stale}
+
+    def _shared_by(self, checkpoint: Files, snapshot: str) -> list[str]:
+        if snapshot not in self._shares:
+            self._shares[snapshot] = _shared_files(checkpoint, snapshot)
+        return self._shares[snapshot]
 
     def _look(self, checkpoint: Files, batch: int | None) -> tuple[_Found, Iterable[str], Iterable[str]]:
         """What is in Spark's folder, which names are new since the last snapshot, and which are gone.
@@ -376,7 +442,8 @@ class Snapshotter:
                 if files.exists(name):
                     raise
             else:
-                if checksum(self._root, target) == (file.size_bytes, file.sha256):
+                found = checksum(self._root, target)
+                if found is not None and is_same(found, file.size_bytes, file.sha256):
                     return
         damage = "is not what it was: checksum differs" if self._root.exists(file.stored) else "is gone"
         raise DamagedCheckpoint(
@@ -387,11 +454,15 @@ class Snapshotter:
     def rebuild(self, old: Files, new: Files, batch: int) -> None:
         """Build Spark's folder for the next attempt of the stage, as of a batch that the last one has committed."""
         names = files_at(old, batch, reads_gates=self._reads_gates, committed=self._committed)
-        for name in dict.fromkeys(names):
+
+        def restore(name: str) -> None:
             _restore_file(name, old, name, new)
 
+        for _ in side_by_side(new, restore, dict.fromkeys(names)):
+            pass
+
     def _described(self, name: str, stored: str) -> SnapshotFile:
-        found = checksum(self._root, stored)
+        found = self._root.described(stored)
         if found is None:
             raise DamagedCheckpoint(f"{stored} is gone, though it was kept a moment ago; nothing else may delete there")
         return SnapshotFile(name, stored, *found)
@@ -404,8 +475,12 @@ def kept_until(checkpoint_id: int, stored: str) -> StoredFile:
 
 def restore_checkpoint(root: Files, files: Iterable[SnapshotFile], checkpoint: Files) -> None:
     """Build Spark's checkpoint folder from a snapshot."""
-    for file in files:
+
+    def restore(file: SnapshotFile) -> None:
         _restore_file(file.name, root, file.stored, checkpoint)
+
+    for _ in side_by_side(checkpoint, restore, files):
+        pass
 
 
 def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files) -> None:
@@ -417,7 +492,7 @@ def _restore_file(name: str, source: Files, source_name: str, checkpoint: Files)
     data = source.read(source_name)
     if data is None:
         raise DamagedCheckpoint(f"{source.location(source_name)} is gone")
-    here = checkpoint.location()
+    here = for_spark(checkpoint)
     checkpoint.write(name, _OLDER_PLACE.sub(lambda _: here, data.decode()).encode())
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping
 import msgspec
 
 from tidegate.errors import DamagedCheckpoint, InvariantViolation
-from tidegate.protocol.messages import Flag, Segment
+from tidegate.protocol.messages import Flag, Segment, SegmentFile
 from tidegate.storage.file_lists import FileLists, SnapshotFile, SnapshotFiles, files_of
-from tidegate.storage.files import Files, checksum
+from tidegate.storage.files import Files, checksum, is_same
 from tidegate.storage.manifest import FORMAT, Manifest, Origin, StageSnapshot, TableAddress, with_tables
 from tidegate.storage.paths import RootPaths
 
@@ -37,7 +37,7 @@ class Carrying:
         self._target = target
         self._manifest = manifest
         self._links = links
-        self._carried: dict[str, str] = {}
+        self._carried: dict[str, tuple[str, str]] = {}
         self.size_bytes = 0
 
     def carry(
@@ -76,8 +76,9 @@ class Carrying:
         carried: dict[str, SnapshotFile] = {}
         for file in files_of(self._source, stage, snapshot.files):
             stored = RootPaths.snapshot_file(to.generation, stage, to.checkpoint_id, file.name)
-            self._copy(f"{file.stored} of stage {stage!r}", stored, file.stored, file.size_bytes, file.sha256)
-            carried[file.name] = msgspec.structs.replace(file, stored=stored)
+            what = f"{file.stored} of stage {stage!r}"
+            sha256 = self._copy(what, stored, file.stored, file.size_bytes, file.sha256)
+            carried[file.name] = msgspec.structs.replace(file, stored=stored, sha256=sha256)
         files, _ = FileLists(self._target, to.generation, stage, SnapshotFiles()).replace(to.checkpoint_id, carried)
         return files
 
@@ -85,32 +86,31 @@ class Carrying:
         return tuple(
             msgspec.structs.replace(
                 segment,
-                files=tuple(
-                    msgspec.structs.replace(each, path=self._in_flight(each.path, each.size_bytes, each.sha256, to))
-                    for each in segment.files
-                ),
+                files=tuple(self._in_flight(each, to) for each in segment.files),
             )
             for segment in segments
         )
 
-    def _in_flight(self, path: str, size_bytes: int, sha256: str, to: Numbers) -> str:
-        stored = RootPaths.carried_in_flight(to.generation, to.checkpoint_id, path)
-        self._copy(f"{path}, in flight,", stored, path, size_bytes, sha256)
-        return stored
+    def _in_flight(self, file: SegmentFile, to: Numbers) -> SegmentFile:
+        stored = RootPaths.carried_in_flight(to.generation, to.checkpoint_id, file.path)
+        sha256 = self._copy(f"{file.path}, in flight,", stored, file.path, file.size_bytes, file.sha256)
+        return msgspec.structs.replace(file, path=stored, sha256=sha256)
 
-    def _copy(self, what: str, stored: str, source: str, size_bytes: int, sha256: str) -> None:
+    def _copy(self, what: str, stored: str, source: str, size_bytes: int, digest: str) -> str:
+        """Returns the SHA-256 of what has arrived."""
         if (known := self._carried.get(stored)) is not None:
-            if known != source:
-                raise InvariantViolation(f"{known} and {source} cannot both be carried to {stored}")
-            return
+            if known[0] != source:
+                raise InvariantViolation(f"{known[0]} and {source} cannot both be carried to {stored}")
+            return known[1]
         if self._source.size(source) is None:
             raise DamagedCheckpoint(f"{what} is gone")
         if self._links:
             self._target.keep(stored, self._source, source)
         else:
             self._target.copy(stored, self._source, source)
-        self._carried[stored] = source
         self.size_bytes += size_bytes
         found = checksum(self._target, stored)
-        if found is None or found[0] != size_bytes or (sha256 and found[1] != sha256):
+        if found is None or not is_same(found, size_bytes, digest or found[1]):
             raise DamagedCheckpoint(f"{what} is not what it was: {'checksum' if found else 'size'} differs")
+        self._carried[stored] = (source, found[1])
+        return found[1]

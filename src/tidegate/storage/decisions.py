@@ -27,14 +27,27 @@ def _decided(data: bytes, name: str) -> Decision:
 class StoredDecisions:
     def __init__(self, files: Files) -> None:
         self._files = files
+        self._known: dict[str, bytes] = {}
+        """Records that were read and are whole: none ever changes, and no slot is filled twice."""
+        self._written: tuple[str, bytes] | None = None
+        """The last record that was created here, which need not be read where it is listed."""
+        self._listed: list[str] | None = None
+        """Those that were there when they were last read, and have not been trimmed since."""
+        self._marks: set[str] | None = None
+        """The marks that may be there, once they were listed."""
 
     def read(self) -> DecisionLog:
         """The log as it is now."""
         while True:
             names = self._files.list(RootPaths.DECISIONS)
-            found = {name: data for name in names if (data := self._files.read(name)) is not None}
+            whole = self._known if self._written is None else {**self._known, self._written[0]: self._written[1]}
+            known = {name: whole[name] for name in names if name in whole}
+            found = {**known, **self._files.read_all(name for name in names if name not in known)}
             if len(found) == len(names):
-                return self._decoded(found)
+                log = self._decoded(found)
+                self._known = {name: data for name, data in found.items() if not is_torn(data)}
+                self._listed = names
+                return log
             # Some were trimmed since they were listed, so there are newer ones: list again.
 
     def _decoded(self, found: Mapping[str, bytes]) -> DecisionLog:
@@ -53,7 +66,11 @@ class StoredDecisions:
         if isinstance(record, GenerationOpened):
             # Runs without fsync may have written these, and what follows a torn record cannot be read.
             self._files.sync(self._files.list(RootPaths.DECISIONS), missing_ok=True)
-        return self._files.create(RootPaths.decision(record.slot), encode_decision(record))
+        name, data = RootPaths.decision(record.slot), encode_decision(record)
+        is_ours = self._files.create(name, data)
+        if is_ours:
+            self._written = (name, data)
+        return is_ours
 
     def force(self, record: Decision) -> None:
         """Make a record durable that is in the log: an attempt that failed has written it, perhaps not to the disk."""
@@ -61,16 +78,29 @@ class StoredDecisions:
 
     def trim(self, start: int, but: Collection[int]) -> None:
         """Delete the records of slots before the start of the log, but for these."""
-        slots = {name: RootPaths.slot_of(name) for name in self._files.list(RootPaths.DECISIONS)}
-        self._files.delete(name for name, slot in slots.items() if slot < start and slot not in but)
+        names = self._files.list(RootPaths.DECISIONS) if self._listed is None else self._listed
+        slots = {name: RootPaths.slot_of(name) for name in names}
+        dropped = {name for name, slot in slots.items() if slot < start and slot not in but}
+        self._files.delete(sorted(dropped))
+        self._listed = [name for name in names if name not in dropped]
 
     def mark_used(self, checkpoint_id: int) -> None:
-        self._files.write(RootPaths.used_id(checkpoint_id), b"")
+        mark = RootPaths.used_id(checkpoint_id)
+        if self._marks is not None:
+            self._marks.add(mark)
+        self._files.write(mark, b"")
 
     def largest_used(self) -> int:
         marks = self._files.list(RootPaths.IDS)
         return int(marks[-1].rsplit("/", 1)[1]) if marks else 0
 
-    def forget_marks_below(self, checkpoint_id: int) -> None:
+    def forget_marks_below(self, checkpoint_id: int, at_least: int = 1) -> None:
+        """If there are so many of them."""
         mark = RootPaths.used_id(checkpoint_id)
-        self._files.delete(name for name in self._files.list(RootPaths.IDS) if name < mark)
+        if self._marks is None:
+            self._marks = set(self._files.list(RootPaths.IDS))
+        older = sorted(name for name in self._marks.copy() if name < mark)
+        if len(older) < at_least:
+            return
+        self._files.delete(older)
+        self._marks.difference_update(older)

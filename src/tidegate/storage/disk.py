@@ -64,6 +64,15 @@ def force(handle: int) -> None:
         raise NotForced(*error.args) from error
 
 
+def room(folder: Path) -> tuple[int, int] | None:
+    """The bytes that may still be written where a folder is, and how many the file system has; None: who knows."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
+
+
 def _folders_above(files: Iterable[Path], known: Collection[object]) -> set[Path]:
     """Up to the top of the file system, which is in no folder of it."""
     found: set[Path] = set()

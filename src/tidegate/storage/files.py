@@ -20,19 +20,46 @@ Every failure of the store itself is `StoreUnavailable`. That something is not t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from io import BufferedIOBase
 from typing import Final, Protocol
 
 from tidegate.errors import StoreUnavailable
 from tidegate.storage.system import say
 
+ETAG: Final = "etag:"
 _AT_ONCE_BYTES: Final = 1 << 20
 
 
 class NotDurable(StoreUnavailable):
     """The disk has not taken what was written. A second try would seem to succeed, and mean nothing: the system has let
     go of what it could not write."""
+
+
+class AtHand:
+    """Of files that are asked for one by one as well as all at once, and that lie where they are read."""
+
+    def sizes(self: Files, names: Iterable[str]) -> Mapping[str, int]:
+        return {name: size for name in names if (size := self.size(name)) is not None}
+
+    def read_all(self: Files, names: Iterable[str]) -> Mapping[str, bytes]:
+        return {name: data for name in names if (data := self.read(name)) is not None}
+
+    def bring(self, names: Iterable[str]) -> None:
+        """They are there."""
+
+    def has_another(self, name: str) -> bool:  # noqa: ARG002 - there is but one
+        return False
+
+    def hold(self: Files, name: str, source: Files, source_name: str) -> str:
+        self.keep(name, source, source_name)
+        return name
+
+    def etag(self, name: str) -> tuple[int, str] | None:  # noqa: ARG002 - only what it holds tells
+        return None
+
+    def described(self: Files, name: str) -> tuple[int, str] | None:
+        return checksum(self, name)
 
 
 class Files(Protocol):
@@ -67,6 +94,15 @@ class Files(Protocol):
         """Its bytes, or None if there is none of that name."""
         ...
 
+    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """The bytes of those of these files that are there, for whoever comes from elsewhere too. Of many, it takes few
+        requests."""
+        ...
+
+    def read_all(self, names: Iterable[str]) -> Mapping[str, bytes]:
+        """The content of those of these files that are there, asked for side by side where that takes time."""
+        ...
+
     def names_in(self, folder: str = "") -> list[str]:
         """The last parts of all names directly in a folder, of files and of folders, in order.
 
@@ -90,6 +126,21 @@ class Files(Protocol):
     def keep(self, name: str, source: Files, source_name: str) -> None:
         """A second name for a file that does not change any more: it outlives the first. One of that name that is there
         is whole, and left as it is. That the first is not there is `StoreUnavailable`."""
+        ...
+
+    def hold(self, name: str, source: Files, source_name: str) -> str:
+        """Make sure that a file of Spark's stays though Spark no longer needs it. Returns its name here: the one that
+        was given, by which it is kept, unless it is among these files already, and nobody deletes it there but us."""
+        ...
+
+    def described(self, name: str) -> tuple[int, str] | None:
+        """A file's size and SHA-256; or its `etag`, where it is not for this process to read. None: there is no such
+        file."""
+        ...
+
+    def etag(self, name: str) -> tuple[int, str] | None:
+        """A file's size, and what the store itself tells one content from another by, after `ETAG`. None: there is no
+        such file, or nobody does."""
         ...
 
     def copy(self, name: str, source: Files, source_name: str) -> None:
@@ -127,6 +178,14 @@ class Files(Protocol):
 
     def strays(self, names: Iterable[str]) -> frozenset[str]:
         """Those of these names whose files lie elsewhere, because a link leads there."""
+        ...
+
+    def bring(self, names: Iterable[str]) -> None:
+        """Make sure that files lie where Spark reads them (`uri`). Nothing to do where they always do."""
+        ...
+
+    def has_another(self, name: str) -> bool:
+        """What was read of a file is not what it was. Whether there is another copy, which is read from now on."""
         ...
 
     def location(self, name: str = "") -> str:
@@ -171,6 +230,18 @@ def checksum(files: Files, name: str) -> tuple[int, str] | None:
             return size_bytes, digest.hexdigest()
     except OSError as error:
         raise StoreUnavailable(f"could not read {name}: {say(error)}") from error
+
+
+def is_same(found: tuple[int, str], size_bytes: int, digest: str) -> bool:
+    """Whether what was read of a file, its size and SHA-256, is what it was. `digest`: what it had then; where that is
+    an ETag, of a file that nobody has read before, only its size tells."""
+    return found[0] == size_bytes and (digest.startswith(ETAG) or found[1] == digest)
+
+
+def is_as_it_was(files: Files, name: str, size_bytes: int, digest: str) -> bool:
+    """Whether a file has the content that it had. `digest`: its SHA-256; or what `etag` said of it, where nobody has
+    read it."""
+    return (files.etag(name) if digest.startswith(ETAG) else checksum(files, name)) == (size_bytes, digest)
 
 
 def clear(files: Files, folder: str) -> None:

@@ -17,14 +17,15 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedIOBase
 from pathlib import Path
-from typing import BinaryIO, Final, NoReturn, Self
+from typing import BinaryIO, Final, NoReturn, Protocol, Self, runtime_checkable
 from urllib.parse import quote, unquote
 
 from tidegate.errors import StoreUnavailable
 from tidegate.storage import disk
 from tidegate.storage.disk import NotForced, force, sync_names
-from tidegate.storage.files import Files, NotDurable
+from tidegate.storage.files import AtHand, Files, NotDurable
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.requests import Requests
 from tidegate.storage.system import naming, reason, told
 
 # What file systems say that have no hard links, or none here, or no more of this file.
@@ -33,13 +34,15 @@ _WITHOUT_LINKS: Final = frozenset(
 )
 
 
-class Folder:
+class Folder(AtHand):
     """`Files` in a folder, which is made when something is written.
 
     Without `fsync` it is the system that chooses when what is written reaches the disk.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, fsync: bool = True, counts: Requests | None = None) -> None:
+        """`counts`: where what is asked for is counted, but for whether a file is there: that costs next to nothing,
+        and is asked of every stage in every round."""
         self._root = Path(root)
         self._fsync = fsync
         self._writing = self._root / RootPaths.WRITING
@@ -48,6 +51,7 @@ class Folder:
         self._folder = ""
         self._base = f"{str(self._root).rstrip('/')}/"
         self._forces = fsync
+        self._counts = Requests() if counts is None else counts
 
     def __repr__(self) -> str:
         return f"Folder({self.location()!r})"
@@ -80,6 +84,7 @@ class Folder:
             self._fail("read", name, error)
 
     def open(self, name: str) -> BufferedIOBase | None:
+        self._counts.add("read")
         try:
             return open(self._base + name, "rb")  # noqa: PTH123 - of many files; whoever asked closes it
         except (FileNotFoundError, IsADirectoryError):
@@ -100,6 +105,7 @@ class Folder:
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def names_in(self, folder: str = "") -> list[str]:
+        self._counts.add("list")
         try:
             names = sorted(path.name for path in self._path(folder).iterdir())
         except FileNotFoundError:
@@ -124,6 +130,7 @@ class Folder:
 
     def _give_name(self, name: str, data: bytes, give: Callable[[Path, Path], object]) -> None:
         target = self._path(name)
+        self._counts.add("write")
         with self._hidden() as hidden:
             with naming(target), self._opened(hidden) as file:
                 file.write(data)
@@ -162,13 +169,15 @@ class Folder:
 
     def overwrite(self, name: str, data: bytes) -> None:
         target = self._path(name)
+        self._counts.add("write")
         with self._telling("write", name), naming(target), target.open("r+b", buffering=0) as file:
             file.write(data)
 
     def keep(self, name: str, source: Files, source_name: str) -> None:
-        if isinstance(source, Folder):
+        if isinstance(found := near(source), Folder):
+            self._counts.add("link")
             with self._telling("keep", name):
-                self._link(source, source_name, name)
+                self._link(found, source_name, name)
         elif not self.exists(name):
             self.copy(name, source, source_name)
 
@@ -183,15 +192,16 @@ class Folder:
                 link(source._path(source_name), self._path(name), hidden)
 
     def copy(self, name: str, source: Files, source_name: str) -> None:
-        if not isinstance(source, Folder):
+        if not isinstance(found := near(source), Folder):
             self.at("", durable=False).write(name, _content(source, source_name, self.location(name)))
             return
+        self._counts.add("copy")
         with self._telling("copy", name), self._hidden() as hidden:
             target = self._path(name)
             for path in (hidden, target):
                 self._make_folder_of(path)
             with naming(target):
-                shutil.copyfile(source._path(source_name), hidden)
+                shutil.copyfile(found._path(source_name), hidden)
             hidden.replace(target)
 
     def make_folder(self, folder: str) -> None:
@@ -200,6 +210,7 @@ class Folder:
 
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
+            self._counts.add("delete")
             try:
                 os.unlink(self._base + name)  # noqa: PTH108 - of many files
             except FileNotFoundError:
@@ -233,9 +244,11 @@ class Folder:
     ) -> frozenset[object]:
         if not self._fsync:
             return frozenset()
+        self._counts.add("sync")
         try:
             return disk.sync([self._path(name) for name in names], known, missing_ok=missing_ok)
         except OSError as error:
+            self._counts.add_failed()
             kind = NotDurable if isinstance(error, NotForced) else StoreUnavailable
             raise kind(f"what is in {self.location()} cannot be forced to the disk: {told(error)}") from error
 
@@ -278,12 +291,14 @@ class Folder:
             self._fail(doing, name, error)
 
     def _fail(self, doing: str, name: str, error: OSError) -> NoReturn:
+        self._counts.add_failed()
         said = reason(error, self._path(name))
         raise StoreUnavailable(f"could not {doing} {self.location(name)}: {said}") from error
 
     def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
         top = self._base + folder
         found: list[str] = []
+        self._counts.add("list")
         with self._telling("list", folder):
             for parent, folders, names in os.walk(top, onerror=_raise_unless_gone):
                 if parent == self._base and not self._folder:
@@ -293,6 +308,19 @@ class Folder:
                 start = parent[len(self._base) :]
                 found += names if not start else [f"{start}/{name}" for name in names]
         return sorted(found)
+
+
+@runtime_checkable
+class _Here(Protocol):
+    """Files that lie in a folder, by the same names, once they were brought."""
+
+    @property
+    def here(self) -> Folder: ...
+
+
+def near(files: Files) -> Files:
+    """Where files lie on this machine, by the same names, if they are to be had elsewhere too."""
+    return files.here if isinstance(files, _Here) else files
 
 
 def _content(source: Files, name: str, wanted_for: str) -> bytes:

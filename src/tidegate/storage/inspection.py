@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 
 import msgspec
 
@@ -29,13 +28,11 @@ from tidegate.protocol.recovery import (
     recover,
 )
 from tidegate.storage.decisions import StoredDecisions
-from tidegate.storage.file_lists import FileList, SnapshotFile, all_files, files_of, read_list
-from tidegate.storage.files import Files, checksum
-from tidegate.storage.folder import Folder
+from tidegate.storage.file_lists import FileList, SnapshotFile, StoredList, all_files, files_of, read_list
+from tidegate.storage.files import Files, is_as_it_was
 from tidegate.storage.manifest import Manifest, StageSnapshot, decode_manifest
 from tidegate.storage.paths import RootPaths
-from tidegate.storage.system import reason
-from tidegate.storage.user_paths import local_path
+from tidegate.storage.places import RootGiven, as_given
 
 _Referred = tuple[str, str, int, str | None]
 """A file for people, by its name in the root, with its size and, if that is known, its checksum."""
@@ -74,16 +71,48 @@ class CheckedFile(msgspec.Struct, frozen=True):
     damage: str | None
 
 
+class SeenFiles:
+    """What was found when several checkpoints were looked at: most of their files are the same. A file never changes,
+    it is only deleted: so what was there is remembered, and what was not is asked for again."""
+
+    def __init__(self) -> None:
+        self.manifests: dict[str, bytes] = {}
+        self.lists: dict[StoredList, FileList] = {}
+        self.sizes: dict[str, int] = {}
+        self.whole: set[tuple[str, int, str]] = set()
+        """Those that were read, with their sizes and checksums."""
+
+    def list_of(self, files: Files, each: StoredList, stage: str) -> FileList:
+        if each not in self.lists:
+            self.lists[each] = read_list(files, each, stage)
+        return self.lists[each]
+
+    def is_as_it_was(self, files: Files, name: str, size_bytes: int, sha256: str) -> bool:
+        if (name, size_bytes, sha256) in self.whole:
+            return True
+        whole = is_as_it_was(files, name, size_bytes, sha256)
+        if not whole and not (files.has_another(name) and is_as_it_was(files, name, size_bytes, sha256)):
+            return False
+        self.whole.add((name, size_bytes, sha256))
+        return True
+
+
 def check_files(
-    files: Files, manifest: Manifest, *, reads: bool = True, but: Collection[str] = ()
+    files: Files,
+    manifest: Manifest,
+    *,
+    reads: bool = True,
+    but: Collection[str] = (),
+    seen: SeenFiles | None = None,
 ) -> Iterator[CheckedFile]:
     """Check every file in the root that a checkpoint refers to, but for these, against what its manifest says of it.
 
     Files of snapshots and in flight are read against their checksums, unless `reads` says to leave it at their sizes.
     Of files in flight, manifests of before have the size only. What a sink has sealed is not looked at: it is removed
     once the table shows it, which only the table can tell. Lists are read in any case: of a stage with a damaged one
-    nobody can tell what else belongs to it.
+    nobody can tell what else belongs to it. `seen`: what was found before, which is not looked at again.
     """
+    seen = SeenFiles() if seen is None else seen
     referred = list[_Referred]()
     for stage, snapshot in manifest.stages.items():
         lists = list[FileList]()
@@ -93,25 +122,30 @@ def check_files(
             try:
                 if files.strays([each.stored]):
                     raise DamagedCheckpoint(f"{each.stored} of stage {stage!r} is a link that leads elsewhere")
-                lists.append(read_list(files, each, stage))
+                lists.append(seen.list_of(files, each, stage))
             except DamagedCheckpoint as found:
                 damage = str(found)
             yield CheckedFile(each.stored, each.size_bytes, damage)
         whole = all_files(lists, snapshot.files) if len(lists) == len(snapshot.files.lists) else {}
         referred += (each for each in _referred_to(stage, snapshot, whole.values()) if each[1] not in but)
     strays = files.strays(name for _, name, _, _ in referred)
+    sizes = seen.sizes
+    sizes.update(files.sizes([name for _, name, _, _ in referred if name not in sizes]))
+    if reads:
+        files.bring(name for _, name, size_bytes, _ in referred if sizes.get(name) == size_bytes)
     for what, name, size_bytes, sha256 in referred:
-        damage = None
-        size = files.size(name)
+        damage = _damage_by_size(what, sizes.get(name), size_bytes)
         if name in strays:
             damage = f"{what} is a link that leads elsewhere"
-        elif size is None:
-            damage = f"{what} is gone"
-        elif size != size_bytes:
-            damage = f"{what} is not what it was: size differs"
-        elif sha256 is not None and reads and checksum(files, name) != (size_bytes, sha256):
+        elif damage is None and sha256 is not None and reads and not seen.is_as_it_was(files, name, size_bytes, sha256):
             damage = f"{what} is not what it was: checksum differs"
         yield CheckedFile(name, size_bytes, damage)
+
+
+def _damage_by_size(what: str, found: int | None, size_bytes: int) -> str | None:
+    if found is None:
+        return f"{what} is gone"
+    return None if found == size_bytes else f"{what} is not what it was: size differs"
 
 
 def _referred_to(stage: str, snapshot: StageSnapshot, files: Iterable[SnapshotFile]) -> Iterator[_Referred]:
@@ -220,26 +254,39 @@ class Outlook(msgspec.Struct, frozen=True):
 class InspectedRoot:
     """A root, seen from outside the run that may be alive on it."""
 
-    def __init__(self, folder: Path) -> None:
-        folder = local_path(folder)
-        self.paths = RootPaths(folder)
-        try:
-            is_there = folder.is_dir()
-        except OSError as error:
-            raise NoRoot(f"{folder} cannot be a root, or is out of reach: {reason(error, folder)}") from error
-        if not is_there:
-            what = f"{folder} is no folder" if folder.exists() else f"there is no folder {folder}"
-            raise NoRoot(f"{what}; a root is the folder that `tidegate run` was given as --root")
-        self.files: Files = Folder(folder)
+    def __init__(self, root: RootGiven) -> None:
+        self.place = place = as_given(root)
+        place.check_is_there()
+        self.files = place.files
         owner = read_owner(self.files)
         if owner is None:
             raise NoRoot(
-                f"{folder} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; a root is the folder "
-                f"that `tidegate run` was given as --root"
+                f"{place} is not the root of a pipeline: it holds no {RootPaths.PIPELINE}; a root is what "
+                f"`tidegate run` was given as --root"
             )
         self.pipeline = owner.pipeline
         self.id = owner.root_id
         self._decisions = StoredDecisions(self.files)
+        self._seen: SeenFiles | None = None
+
+    def look_ahead(self, records: Iterable[CheckpointCompleted]) -> None:
+        """At checkpoints that are all to be looked at: their manifests are read side by side, and what they refer to is
+        listed once for all of them. From now on what was found is not looked at again."""
+        self._seen = seen = SeenFiles()
+        wanted = list(records)
+        inside = [each.manifest for each in wanted if RootPaths.is_inside(each.manifest)]
+        seen.manifests.update(self.files.read_all(inside))
+        names = set[str]()
+        for record in wanted:
+            with suppress(DamagedCheckpoint, UnknownCheckpoint):
+                for snapshot in self.manifest(record).stages.values():
+                    names.update(file.stored for file in snapshot.files.added)
+                    names.update(snapshot.in_flight_files())
+        seen.sizes.update(self.files.sizes(names))
+
+    def checked(self, manifest: Manifest, *, reads: bool = True) -> Iterator[CheckedFile]:
+        """Every file of a checkpoint, as `check_files` does."""
+        return check_files(self.files, manifest, reads=reads, seen=self._seen)
 
     def log(self) -> DecisionLog:
         """The decision log as it is now. None at all, where a pipeline has run, is damage; a torn end of it is not.
@@ -286,7 +333,7 @@ class InspectedRoot:
             manifest = self.manifest(record)
         except DamagedCheckpoint as damaged:
             return str(damaged)
-        found = (file.damage for file in check_files(self.files, manifest, reads=reads))
+        found = (file.damage for file in self.checked(manifest, reads=reads))
         damage = next((each for each in found if each is not None), None)
         if damage is not None:
             self.find(record.checkpoint_id)  # asked after the damage was seen
@@ -339,7 +386,10 @@ class InspectedRoot:
 
     def manifest(self, record: CheckpointCompleted) -> Manifest:
         """What a checkpoint consists of. One that the run has removed since its record was read is unknown by now."""
+        data = None if self._seen is None else self._seen.manifests.get(record.manifest)
         try:
+            if data is not None:
+                return decode_manifest(data, record.manifest_sha256, record.manifest)
             return read_manifest(self.files, record)
         except DamagedCheckpoint:
             self.find(record.checkpoint_id)  # asked after the damage was seen

@@ -10,10 +10,10 @@ from typing import Self
 from urllib.parse import quote, unquote
 
 from tidegate.errors import StoreUnavailable
-from tidegate.storage.files import Files
+from tidegate.storage.files import AtHand, Files
 
 
-class Memory:
+class Memory(AtHand):
     """`Files` that are gone with the process. Nothing is copied: bytes do not change."""
 
     def __init__(self, label: str = "root") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from io import BufferedIOBase, BytesIO
+from io import SEEK_END, BufferedIOBase, BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,17 @@ def read_footer(source: Path | BufferedIOBase, called: str = "") -> Any:
         raise DamagedCheckpoint(f"{called or source} is no whole Parquet file: {first_line(error)}") from error
 
 
-def count_rows(files: Files, name: str) -> int:
+def footer_of(files: Files, name: str) -> tuple[Any, int]:
+    """The same of one of some files, with its size."""
     opened = files.open(name)
     if opened is None:
         raise DamagedCheckpoint(f"{files.location(name)} is gone")
     with opened as file:
-        return int(read_footer(file, files.location(name)).num_rows)
+        return read_footer(file, files.location(name)), file.seek(0, SEEK_END)
+
+
+def count_rows(files: Files, name: str) -> int:
+    return int(footer_of(files, name)[0].num_rows)
 
 
 def write_nothing(files: Files, name: str) -> int:

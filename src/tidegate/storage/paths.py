@@ -3,17 +3,23 @@
 <root>/
   pipeline.json                          whose root this is
   lock                                   held by the run that lives
+  instances/<name>.lock                  held by each of several instances, while they live
+  instances/<name>.spark.log             Spark's own messages there
+  coordination/…                         what instances say to each other; nothing that a restart needs
   status.json                            what the run is doing, or how it ended
   status.reserve                         room to say that where the disk is full
   requests/<id>.request, .answer         what a live run is asked for, and what it answered
   spark.log                              Spark's own messages, where Tidegate started it
   decisions/000000000017.json            the decision log, one record a slot
   ids/000000000042                       checkpoint ids that were used
+  history/<first>-<writer>….json         what has happened, in pages; nothing that a restart needs
   writing/                               what of these is not whole yet; nothing that a restart needs
   pins/<id>/…                            second names of a checkpoint's files while it is copied to elsewhere
   fork.json                              of a fork: what it was made from, and its own tables
+  coordination/<key>@<version>           what driver processes share, where they share nothing but the root
   sinks/<stage>/                         what a sink without a table of its own remembers
   generations/000003/
+    briefing.json                        what each instance runs of it, where there are several
     manifests/ckpt-000042.json
     snapshots/<stage>/ckpt-000042/…      files of Spark's checkpoint folder, by their path in it, since that checkpoint
     snapshots/<stage>/ckpt-000042/full/… the same, stored anew by a full snapshot
@@ -52,6 +58,8 @@ class RootPaths:
     WRITING = "writing"
     PINS = "pins"
     FORK = "fork.json"
+    COORDINATION = "coordination"
+    HISTORY = "history"
     GENERATIONS = "generations"
     IN_FLIGHT = "in-flight"
     KEPT = ("manifests", "snapshots", "lists", IN_FLIGHT)
@@ -72,6 +80,10 @@ class RootPaths:
     def lock(self) -> Path:
         return self.root / "lock"
 
+    def spark_log_of(self, instance: str | None) -> Path:
+        """Of Spark where one of several instances has started it, if that is given."""
+        return self.spark_log if instance is None else self.root / "instances" / f"{instance}.spark.log"
+
     @property
     def spark_log(self) -> Path:
         return self.root / "spark.log"
@@ -91,6 +103,10 @@ class RootPaths:
     @staticmethod
     def generation(generation: int) -> str:
         return f"{RootPaths.GENERATIONS}/{generation:06d}"
+
+    @staticmethod
+    def briefing(generation: int) -> str:
+        return f"{RootPaths.generation(generation)}/briefing.json"
 
     @staticmethod
     def manifest(generation: int, checkpoint_id: int) -> str:
@@ -123,6 +139,11 @@ class RootPaths:
     @staticmethod
     def is_of_snapshot(name: str) -> bool:
         return name.split("/")[2] == "snapshots"
+
+    @staticmethod
+    def is_working(name: str) -> bool:
+        """Whether it is where Spark works, and was not kept from there."""
+        return name.split("/")[2] == "stages"
 
     @staticmethod
     def kept_folder(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Savepoints: checkpoints that their user owns, each a folder that refers to nothing outside of itself.
+"""Savepoints: checkpoints that their user owns, each a folder, here or in a bucket, that refers to nothing outside of
+itself.
 
 <savepoint>/
   savepoint.json                         what it is; written last, so a folder without it is none
@@ -22,11 +23,13 @@ import msgspec
 from tidegate.errors import DamagedCheckpoint, ForeignRoot, InvalidConfig, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_name
-from tidegate.storage.folder import Folder
+from tidegate.storage.files import Files
 from tidegate.storage.inspection import look_through, read_manifest
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.paths import RootPaths
+from tidegate.storage.places import files_at
 from tidegate.storage.system import told
+from tidegate.storage.user_paths import is_bucket_url
 
 RECORD: Final = "savepoint.json"
 _FORMAT: Final = 1
@@ -62,9 +65,10 @@ class SavepointRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Savepoint:
     """One that is whole, as far as its record tells."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path | str) -> None:
+        """`folder`: if it is in a bucket, its URL."""
         self.folder = folder
-        self.files = Folder(folder)
+        self.files = files_at(folder)
         data = self.files.read(RECORD)
         if data is None:
             raise UnknownCheckpoint(f"{folder} is no savepoint: it holds no {RECORD}")
@@ -72,7 +76,8 @@ class Savepoint:
             self.record = msgspec.json.decode(data, type=SavepointRecord)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise DamagedCheckpoint(
-                f"{folder / RECORD} cannot be read, it is damaged or of another version of Tidegate: {error}"
+                f"{self.files.location(RECORD)} cannot be read, it is damaged or of another version of Tidegate: "
+                f"{error}"
             ) from error
         if self.record.format != _FORMAT:
             raise ForeignRoot(
@@ -118,7 +123,7 @@ class Savepoint:
         )
 
 
-def write_savepoint(folder: Folder, manifest: Manifest, data: bytes, sha256: str, record: SavepointRecord) -> None:
+def write_savepoint(folder: Files, manifest: Manifest, data: bytes, sha256: str, record: SavepointRecord) -> None:
     """Its manifest, and then what makes it one."""
     name = RootPaths.manifest(manifest.generation, manifest.checkpoint_id)
     folder.write(name, data)
@@ -127,23 +132,31 @@ def write_savepoint(folder: Folder, manifest: Manifest, data: bytes, sha256: str
         raise StoreUnavailable(f"{folder.location(RECORD)} was written by somebody else meanwhile")
 
 
-def place_beside(root: Path) -> Path:
-    """Where the savepoints of a root are, unless their user says otherwise."""
-    return root.parent / f"{root.name}.savepoints"
-
-
 def default_name(checkpoint_id: int) -> str:
     return f"save-{checkpoint_name(checkpoint_id).removeprefix('ckpt-')}"
 
 
-def new_folder(place: Path, name: str) -> Path:
+def name_of(folder: Path | str) -> str:
+    return str(folder).rpartition("/")[2]
+
+
+def _below(place: Path | str, name: str) -> Path | str:
+    return f"{place}/{name}" if isinstance(place, str) else place / name
+
+
+def _is_one(folder: Path | str) -> bool:
+    """Beside savepoints there may be files, which no file is below."""
+    return files_at(folder).exists(RECORD) if isinstance(folder, str) else (folder / RECORD).exists()
+
+
+def new_folder(place: Path | str, name: str) -> Path | str:
     """Where one of this name is to be. Refuses a name that is none, or is taken."""
     if not name or name != Path(name).name or name.startswith("."):
         raise InvalidConfig(f"{name!r} cannot be the name of a savepoint; it becomes a folder")
-    folder = place / name
-    if (folder / RECORD).exists():
+    folder = _below(place, name)
+    if _is_one(folder):
         raise InvalidConfig(f"there is a savepoint {name!r} in {place} already; give this one another --name")
-    if folder.exists() and any(folder.iterdir()):
+    if files_at(folder).names_in():
         raise InvalidConfig(
             f"{folder} is there and holds something that is no savepoint, perhaps half of one; remove it, or give "
             f"this one another --name"
@@ -151,28 +164,36 @@ def new_folder(place: Path, name: str) -> Path:
     return folder
 
 
-def find_savepoint(root: Path, named: str, place: Path | None = None) -> Savepoint:
-    """By the path of its folder, or by its name among those beside a root."""
-    beside = (place or place_beside(root)) / named
-    for folder in (beside, Path(named)):
-        if (folder / RECORD).exists():
-            return Savepoint(folder.absolute())
-    known = ", ".join(each.record.name for each in savepoints_in(place or place_beside(root))) or "none"
+def find_savepoint(place: Path | str | None, named: str) -> Savepoint:
+    """By the path of its folder or its URL, or by its name among those in a place, beside a root that has one."""
+    own = named.rstrip("/") if is_bucket_url(named) else Path(named).absolute()
+    if place is None or isinstance(own, str):
+        if _is_one(own):
+            return Savepoint(own)
+        raise UnknownCheckpoint(f"{named!r} names no savepoint: {own} is none")
+    for folder in (_below(place, named), own):
+        if _is_one(folder):
+            return Savepoint(folder.absolute() if isinstance(folder, Path) else folder)
+    known = ", ".join(each.record.name for each in savepoints_in(place)) or "none"
     raise UnknownCheckpoint(
-        f"{named!r} names no savepoint: neither {beside} nor {Path(named).absolute()} is one (beside the root there "
-        f"are: {known})"
+        f"{named!r} names no savepoint: neither {_below(place, named)} nor {own} is one (beside the root there are: "
+        f"{known})"
     )
 
 
-def savepoints_in(place: Path) -> Iterator[Savepoint]:
+def savepoints_in(place: Path | str) -> Iterator[Savepoint]:
     """Those that can be read, the oldest first."""
-    found = [Savepoint(path.parent) for path in sorted(place.glob(f"*/{RECORD}"))]
+    folders = [_below(place, name) for name in files_at(place).names_in()]
+    found = [Savepoint(folder) for folder in folders if _is_one(folder)]
     yield from sorted(found, key=lambda each: (each.record.made_at, each.record.name))
 
 
 def delete_savepoint(savepoint: Savepoint) -> None:
     """Its record first: what is left of one that was deleted half is none."""
     savepoint.files.delete([RECORD])
+    if isinstance(savepoint.folder, str):
+        savepoint.files.delete(savepoint.files.list())
+        return
     try:
         shutil.rmtree(savepoint.folder)
     except OSError as error:

@@ -258,6 +258,26 @@ class FilesConformance:
             assert reader.names_in("decisions") == expected
             assert reader.list() == [f"decisions/{name}" for name in expected]
 
+    def test_many_are_asked_for_at_once(self) -> None:
+        files = self.make_files("at once")
+        there = {f"generations/{each % 3:06d}/manifests/{each}": b"x" * each for each in range(1, 30)}
+        for name, data in there.items():
+            files.write(name, data)
+        for names in ([*there], [*there][:2], []):
+            asked = [*names, "generations/000001/manifests/none", "none"]
+            assert files.read_all(asked) == {name: there[name] for name in names}
+            assert files.sizes(asked) == {name: len(there[name]) for name in names}
+        below = files.at("generations")
+        assert below.sizes(["000001/manifests/1", "none"]) == {"000001/manifests/1": 1}
+        assert below.read_all(["000001/manifests/1", "none"]) == {"000001/manifests/1": b"x"}
+
+    def test_what_is_there_can_be_brought_and_is_as_it_was(self) -> None:
+        files = self.make_files("brought")
+        files.write("snapshots/1", b"state")
+        files.bring(["snapshots/1"])
+        assert files.read("snapshots/1") == b"state"
+        assert not files.has_another("snapshots/none")
+
     def test_many_files_are_no_matter(self) -> None:
         files = self.make_files("many").at("state", durable=False)
         names = [f"0/{number % 8}/{number:05d}.changelog" for number in range(1500)]

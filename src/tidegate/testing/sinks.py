@@ -183,6 +183,7 @@ def _write_file(staging: Files, batch: int, rows: Sequence[Row]) -> StagedFile:
     parquet.write_table(pyarrow.table({"id": ids, "value": values}), written)
     data = written.getvalue().to_pybytes()
     staging.at("", durable=False).write(name, data)
+    staging.sync([name])  # as before a checkpoint is decided that names it
     return StagedFile(batch, staging.location(name), len(data), len(rows))
 
 

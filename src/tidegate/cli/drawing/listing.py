@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tidegate.cli.drawing.layout import DrawnStage
+from tidegate.engine.layout import DrawnStage
 
 _READS: Final = "◀ "
 _GAP: Final = "  "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from tidegate.cli.drawing.layout import DrawnStage
+from tidegate.engine.layout import DrawnStage
 
 _SHAPES: Final = {"source": ("([", "])"), "sink": ("[(", ")]")}
 _ESCAPED: Final = str.maketrans({'"': "#quot;", "<": "#lt;", ">": "#gt;", "#": "#35;"})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 from xml.sax.saxutils import escape
 
-from tidegate.cli.drawing.layout import DrawnStage, Place, layered
+from tidegate.engine.layout import DrawnStage, Place, layered
 
 _ROW: Final = 22  # the height of a row of the layout, in pixels
 _CHARACTER: Final = 8

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from tidegate.cli.drawing.layout import DrawnStage, Place, layered
+from tidegate.engine.layout import DrawnStage, Place, layered
 
 _LEFT, _RIGHT, _UP, _DOWN = 1, 2, 4, 8
 _LINES: Final = {

@@ -4,15 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+import msgspec
+
 from tidegate.engine.channel import Channel
 from tidegate.errors import DamagedCheckpoint, StageFailed
 from tidegate.flows.stage import StageCheckpoints
 from tidegate.protocol.aligner import InFlight
-from tidegate.protocol.messages import Barrier, Segment, SegmentFile
+from tidegate.protocol.drift import ConsumedTime, Hold, WatermarkDrift
+from tidegate.protocol.messages import Barrier, Segment, SegmentFile, Watermark
 from tidegate.spark.filelog import StageSource, log_offset, read_source_log, trim_log
 from tidegate.spark.gate import Gate
 from tidegate.storage.files import Files
+from tidegate.storage.mounted import side_by_side
 from tidegate.storage.paths import RootPaths
+
+
+class InputTime(msgspec.Struct, frozen=True):
+    """What is told of event time between stages, where a drift is set. `inputs`: those of a stage that have any."""
+
+    inputs: tuple[str, ...]
+    max_drift_ms: int
 
 
 class _Consumed:
@@ -30,9 +41,14 @@ class Inputs:
     """A source has none: then nothing is ever read here."""
 
     def __init__(
-        self, stage: str, channels: Mapping[str, Channel], positions: Mapping[str, int], checkpoints: StageCheckpoints
+        self,
+        stage: str,
+        channels: Mapping[str, Channel],
+        positions: Mapping[str, int],
+        checkpoints: StageCheckpoints,
+        time: InputTime | None = None,
     ) -> None:
-        """`positions`: how far the stage had come in each."""
+        """`positions`: how far the stage had come in each. `time`: None: no input is ever held for its event time."""
         self._stage = stage
         self._channels = channels
         self._checkpoints = checkpoints
@@ -43,6 +59,13 @@ class Inputs:
         """Whose folders the segments of an input lie in: what is in flight since before it was renamed, in its old."""
         self._sources: list[_Consumed] = []
         self.gates: dict[str, Gate] = {}
+        self._timed: tuple[str, ...] = ()
+        self._time: ConsumedTime | None = None
+        self._drift: WatermarkDrift | None = None
+        if time is not None:
+            self._timed, self._time = time.inputs, ConsumedTime(self._positions)
+            if len(time.inputs) > 1:
+                self._drift = WatermarkDrift(time.inputs, time.max_drift_ms)
 
     def open(self, root: Files, generation: int, sources: Sequence[StageSource], window: int) -> None:
         """Lay the gates. `window`: see `Gate`."""
@@ -74,12 +97,15 @@ class Inputs:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Take from the channels what may be taken."""
-        for name, channel in self._channels.items():
+        """Take from the channels what may be taken: what was in flight comes first, when gates are laid."""
+        for name in self.gates:
+            channel = self._channels[name]
             while self._checkpoints.is_open(name) and (message := channel.at(self._cursors[name])) is not None:
                 self._cursors[name] += 1
                 if isinstance(message, Barrier):
                     self._checkpoints.on_barrier(name, message)
+                elif isinstance(message, Watermark):
+                    self._take_time(name, message)
                 else:
                     self.release(name, message)
 
@@ -89,11 +115,49 @@ class Inputs:
         self._written_by[name].update(RootPaths.stage_of(file.path) for file in segment.files)
         self._checkpoints.on_segment(name, segment.sequence, segment.size_bytes)
         self.gates[name].release(segment)
+        if self._time is not None:
+            self._time.on_segment(name, segment.sequence, segment.watermark_ms)
+        if self._drift is not None:
+            self._drift.on_segment(name, segment.watermark_ms)
+
+    def _take_time(self, name: str, message: Watermark) -> None:
+        if self._time is not None:
+            self._time.on_watermark(name, message.watermark_ms, self._positions[name])
+        if self._drift is not None:
+            self._drift.on_watermark(name, message.watermark_ms)
 
     def flush(self) -> bool:
         """Tells whether there is something new for the query to see."""
-        flushed = [gate.flush() for gate in self.gates.values()]
+        most: Mapping[str, int] = {}
+        if self._drift is not None:
+            most = self._drift.show({name: gate.room for name, gate in self.gates.items()})
+        flushed = [gate.flush(most.get(name)) for name, gate in self.gates.items()]
         return any(flushed)
+
+    # -- event time -------------------------------------------------------------------------------
+
+    def let_through(self, yields: bool) -> None:
+        """Whether a checkpoint waits for what is held for its event time, so that nothing is."""
+        if self._drift is not None:
+            self._drift.yields = yields
+
+    @property
+    def holds(self) -> tuple[Hold, ...]:
+        """Those that are held now."""
+        return () if self._drift is None else self._drift.held
+
+    def is_held(self, name: str) -> bool:
+        return self._drift is not None and self._drift.is_held(name)
+
+    @property
+    def reached_ms(self) -> int | None:
+        """How far event time has come with what is consumed."""
+        return None if self._time is None else self._time.reached_ms(self._timed)
+
+    @property
+    def have_ended(self) -> bool:
+        """Whether nothing more comes, and what came is consumed."""
+        return self._time is not None and self._time.has_ended
 
     @property
     def shows_nothing(self) -> bool:
@@ -120,19 +184,23 @@ class Inputs:
         entries = read_source_log(checkpoint, consumed.log, log_offset(source))
         if entries is None:
             raise DamagedCheckpoint(f"stage {self._stage!r}: Spark's source log {consumed.log} lacks {source}")
+        names: list[str] = []
         for entry in entries:
             name = self._root.name_of(entry.path)
             if name is None or RootPaths.stage_of(name) not in self._written_by[consumed.input]:
                 raise DamagedCheckpoint(
                     f"stage {self._stage!r}: source {consumed.log} reads {entry.path}, not {consumed.input!r}"
                 )
-            # Spark reads on without a word where a file is gone.
-            if entry.timestamp > consumed.position and not self._root.exists(name):
+            if entry.timestamp > consumed.position:
+                names.append(name)
+        # Spark reads on without a word where a file is gone.
+        for name, is_there in zip(names, side_by_side(self._root, self._root.exists, names), strict=True):
+            if not is_there:
                 raise StageFailed(
                     self._stage,
                     f"{self._root.location(name)} is gone, which it was reading; nothing else may delete there",
                 )
-            consumed.position = max(consumed.position, entry.timestamp)
+        consumed.position = max([consumed.position, *(entry.timestamp for entry in entries)])
 
     def moved(self) -> tuple[dict[str, int], int]:
         """The stage stands behind a batch: how far that has brought it, of the inputs in which it has come further, and
@@ -145,6 +213,8 @@ class Inputs:
         sizes = (known[each].size_bytes for each in range(self._positions[name] + 1, position + 1) if each in known)
         consumed_bytes = sum(sizes)
         self._positions[name] = position
+        if self._time is not None:
+            self._time.on_consumed(name, position)
         if not self._checkpoints.is_under_way:  # else what is consumed may still be in flight for a checkpoint
             while known and (oldest := next(iter(known))) <= position:
                 del known[oldest]

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from tidegate.engine.channel import Channel
 from tidegate.protocol.backpressure import BacklogBound, Backpressure
 from tidegate.protocol.messages import Segment, SegmentFile
 from tidegate.sinks.contract import Committable, RowSink, Staged, StagedBatch, StagedFile, decode_committable
 from tidegate.spark.definition import OutputMode
-from tidegate.spark.output import remove_output, written_files
+from tidegate.spark.output import remove_outputs, written_files
 from tidegate.storage.files import Files
+from tidegate.storage.mounted import side_by_side
 from tidegate.storage.parquet import count_rows
 
 if TYPE_CHECKING:
@@ -29,8 +33,11 @@ class Output(Protocol):
         """Whether the stage should write no more for now."""
         ...
 
-    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
-        """Hand on what a committed batch has written. Returns its rows and, as far as they are known, its bytes."""
+    def take_up(self, batch: int, folder: Files, watermark_ms: int | None = None) -> tuple[int, int]:
+        """Hand on what a committed batch has written. Returns its rows and, as far as they are known, its bytes.
+
+        `watermark_ms`: what the batch has reached, if readers want to know.
+        """
         ...
 
     def on_consumed(self, batch: int, size_bytes: int) -> None:
@@ -48,12 +55,13 @@ class Output(Protocol):
 
 def _with_rows(folder: Files, batch: int, mode: OutputMode) -> Iterator[StagedFile]:
     """The files with rows that a committed batch has written."""
-    for name, size_bytes in written_files(folder, batch, mode):
-        rows = count_rows(folder, name)
+    written = written_files(folder, batch, mode)
+    counted = side_by_side(folder, partial(count_rows, folder), [name for name, _ in written])
+    for (name, size_bytes), rows in zip(written, counted, strict=True):
         if rows:
             yield StagedFile(batch, folder.location(name), size_bytes, rows)
         else:
-            remove_output(folder, name)  # Spark writes an empty file for a batch without rows
+            remove_outputs(folder, [name])  # Spark writes an empty file for a batch without rows
 
 
 def _counted(files: Iterable[StagedFile]) -> tuple[int, int]:
@@ -76,13 +84,15 @@ class ChannelOutput:
     def is_held_back(self) -> bool:
         return self._channel.is_held_back
 
-    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
+    def take_up(self, batch: int, folder: Files, watermark_ms: int | None = None) -> tuple[int, int]:
         files = list(_with_rows(folder, batch, self._mode))
         if files:
             named = [SegmentFile(self._name_of(file), file.size_bytes) for file in files]
-            segment = Segment(self._channel.sequence + 1, batch, tuple(named))
+            segment = Segment(self._channel.sequence + 1, batch, tuple(named), watermark_ms)
             self._channel.append_segment(segment)
             self._written.append(segment)
+        elif watermark_ms is not None:
+            self._channel.append_watermark(watermark_ms)
         return _counted(files)
 
     def _name_of(self, file: StagedFile) -> str:
@@ -173,16 +183,22 @@ class StagedOutput:
 
 
 class StagedFiles(StagedOutput):
-    """Spark stages Parquet files, in a folder of the table."""
+    """Spark stages Parquet files, in a folder of the table or, if that is elsewhere, in one that they are sent from."""
 
-    def __init__(self, mode: OutputMode, bound: BacklogBound, restored: str | None) -> None:
+    def __init__(self, staging: Files, mode: OutputMode, bound: BacklogBound, restored: str | None) -> None:
         super().__init__(bound, restored)
+        self._staging = staging
         self._mode = mode
 
-    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:
-        files = list(_with_rows(folder, batch, self._mode))
+    def take_up(self, batch: int, folder: Files, watermark_ms: int | None = None) -> tuple[int, int]:  # noqa: ARG002
+        files = [self._where_it_will_be(file) for file in _with_rows(folder, batch, self._mode)]
         self._staged += files
         return _counted(files)
+
+    def _where_it_will_be(self, file: StagedFile) -> StagedFile:
+        name = self._staging.name_at(file.path)
+        assert name is not None
+        return msgspec.structs.replace(file, path=self._staging.location(name))
 
 
 class StagedRows(StagedOutput):
@@ -203,7 +219,7 @@ class StagedRows(StagedOutput):
 
         return stage
 
-    def take_up(self, batch: int, folder: Files) -> tuple[int, int]:  # noqa: ARG002
+    def take_up(self, batch: int, folder: Files, watermark_ms: int | None = None) -> tuple[int, int]:  # noqa: ARG002
         rows = self._rows.pop(batch, 0)
         if rows:
             self._staged.append(StagedBatch(batch, self._generation, rows))

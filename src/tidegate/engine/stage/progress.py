@@ -31,6 +31,10 @@ class Progress:
         self._started_behind = self.batch
         self.watermark_ms = watermark_ms
         self.rows = 0
+        self.batches = 0
+        """How many batches were taken up of which it is known how long they took."""
+        self.batches_ms = 0
+        """How long these took together."""
         self.query: StreamingQuery | None = None
         self.rest: QueryRest | None = None
         """Of a query that reads nothing but gates: it may rest while they are empty."""

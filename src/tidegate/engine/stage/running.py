@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
+from tidegate.engine.carrier import Clock
 from tidegate.engine.channel import Channel
 from tidegate.engine.kill_points import Step, reached
-from tidegate.engine.stage.inputs import Inputs
+from tidegate.engine.stage.inputs import Inputs, InputTime
 from tidegate.engine.stage.output import ChannelOutput, Output, StagedFiles, StagedOutput, StagedRows
 from tidegate.engine.stage.progress import Progress
 from tidegate.engine.status import StagePart, part_after_cut, part_before_cut
@@ -25,17 +26,24 @@ from tidegate.flows.requests import Host, Patience, Standing, Stored, StoredInFl
 from tidegate.flows.stage import StageCheckpoints, StartsAt
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import CheckpointConfig
-from tidegate.protocol.messages import Barrier, Segment, SegmentFile
+from tidegate.protocol.messages import END_OF_TIME_MS, Barrier, Segment, SegmentFile
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.retention import StoredFile
 from tidegate.sinks.contract import BoundSink, CheckingSink, RowSink, StagedFile, decode_committable
 from tidegate.spark.definition import StageDefinition
-from tidegate.spark.filelog import METADATA, BatchOffsets, StageSource, has_moved_watermark, trim_log
+from tidegate.spark.filelog import (
+    METADATA,
+    BatchOffsets,
+    StageSource,
+    has_moved_watermark,
+    trim_log,
+    watermark_behind,
+)
 from tidegate.spark.gate import WINDOW
-from tidegate.spark.output import remove_output, restore_output
+from tidegate.spark.output import remove_outputs, restore_output
 from tidegate.spark.snapshot import Snapshotter, Taken
 from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, SnapshotFile
-from tidegate.storage.files import Files, NotDurable, checksum
+from tidegate.storage.files import Files, NotDurable
 from tidegate.storage.manifest import StageSnapshot
 from tidegate.storage.parquet import write_nothing
 from tidegate.storage.paths import RootPaths
@@ -60,6 +68,7 @@ _RESTS_AT_FIRST_MS: Final = 1_000
 
 class StagePlace(msgspec.Struct, frozen=True):
     """Where a stage lives in a generation, and where it starts from. `bound`: of what its table may be behind.
+    `input_time`: what is told of event time between stages, if anything is.
 
     `work`: where Spark lives between checkpoints. `staging`: where what it writes lies, by whatever generation: there,
     or beside its table. `output` is in it.
@@ -76,6 +85,8 @@ class StagePlace(msgspec.Struct, frozen=True):
     bound: BacklogBound
     has_event_time: bool = False
     most_in_a_manifest: int = MOST_IN_A_MANIFEST
+    input_time: InputTime | None = None
+    clock: Clock = msgspec.field(default_factory=Clock)
 
 
 class AsOfCut(msgspec.Struct, frozen=True):
@@ -128,7 +139,11 @@ class RunningStage:
             is_sink=definition.kind == "sink" and not definition.chained,
         )
         self.inputs = Inputs(
-            definition.head, {name: channels[name] for name in definition.inputs}, positions, self.checkpoints
+            definition.head,
+            {name: channels[name] for name in definition.inputs},
+            positions,
+            self.checkpoints,
+            place.input_time,
         )
         self.output = self._output()
         self.output_folder = place.output
@@ -160,6 +175,7 @@ class RunningStage:
         self._nudged_at: int | None = None
         self._rests_at_ms: int | None = None
         self._trimmed_at = self.progress.batch
+        self._since_ms = self._wall_ms()
 
     @property
     def has_event_time(self) -> bool:
@@ -175,6 +191,10 @@ class RunningStage:
         """What that refers to, in the root."""
         return self._snapshotter.held_paths()
 
+    def in_place(self) -> frozenset[str]:
+        """What its snapshots refer to where Spark has written it."""
+        return self._snapshotter.in_place()
+
     def _output(self) -> Output:
         place, mode = self._place, self.definition.output_mode
         if place.sink is None:
@@ -182,7 +202,7 @@ class RunningStage:
         sealed = None if self.start is None else self.start.committable
         if isinstance(place.sink, RowSink):
             return StagedRows(place.sink, place.generation, place.bound, sealed)
-        return StagedFiles(mode, place.bound, sealed)
+        return StagedFiles(place.staging, mode, place.bound, sealed)
 
     def open_gates(self, sources: Iterable[StageSource], window: int = WINDOW) -> None:
         """Lay the gates, with what was in flight at the checkpoint that the stage starts from.
@@ -192,7 +212,12 @@ class RunningStage:
         """
         work, generation = self._place.work, self._place.generation
         self.inputs.open(work, generation, list(sources), window)
-        for name, segments in ({} if self.start is None else self.start.in_flight).items():
+        in_flight = {} if self.start is None else self.start.in_flight
+        if in_flight:
+            self._place.root.bring(
+                file.path for segments in in_flight.values() for segment in segments for file in segment.files
+            )
+        for name, segments in in_flight.items():
             for segment in segments:
                 self.inputs.release(name, segment)
         cut = None if self.start is None else self.start.cut
@@ -258,14 +283,19 @@ class RunningStage:
         if isinstance(self.output, StagedOutput):
             self.output.is_table_late = is_late
 
-    def part_of(self, checkpoint_id: int, now_ms: int, *, is_asked: bool = False) -> StagePart:
-        """How far this stage has come with a checkpoint that is under way, until it has reported. `is_asked`: for an
-        unaligned one."""
+    def part_of(
+        self, checkpoint_id: int, now_ms: int, begun_ms: int | None = None, *, is_asked: bool = False
+    ) -> StagePart:
+        """How far this stage has come with a checkpoint that is under way, until it has reported. `begun_ms`: when it
+        was announced, if that is known. `is_asked`: for an unaligned one."""
         cut = self.checkpoints.cut_at(checkpoint_id)
         progress = self.checkpoints.progress_of(checkpoint_id)
+        arrival = self.checkpoints.arrival_of(checkpoint_id)
         if cut is None:
-            return part_before_cut(progress, now_ms)
-        return part_after_cut(cut[0], progress, cut[1], is_asked=is_asked)
+            return part_before_cut(progress, now_ms, arrival, begun_ms)
+        first_ms = self.checkpoints.first_barrier_ms(checkpoint_id)
+        barrier_ms = None if begun_ms is None or first_ms is None else max(0, first_ms - begun_ms)
+        return part_after_cut(cut[0], progress, cut[1], arrival, barrier_ms, is_asked=is_asked)
 
     # -- batches ----------------------------------------------------------------------------------
 
@@ -276,8 +306,8 @@ class RunningStage:
             return self.inputs.consume(progress.checkpoint, offsets.sources)
 
         while not self.checkpoints.is_drained and (taken := progress.next_committed(is_cut_behind)) is not None:
-            written_bytes = sum(map(self._hand_on, taken))
             moved, consumed_bytes = self.inputs.moved()
+            written_bytes = sum(map(self._hand_on, taken))
             if not self.definition.inputs:
                 self.output.on_consumed(progress.batch, written_bytes)  # what it has read is not known by its size
             elif moved:
@@ -292,9 +322,37 @@ class RunningStage:
         if not self.definition.inputs:
             self._source_positions = tuple(source for source in offsets.sources if source is not None)
         self.progress.batch += 1
-        rows, size_bytes = self.output.take_up(self.progress.batch, self.output_folder)
+        self._measure(offsets.planned_ms)
+        rows, size_bytes = self.output.take_up(self.progress.batch, self.output_folder, self._reached_ms())
         self.progress.rows += rows
         return size_bytes
+
+    def _measure(self, planned_ms: int) -> None:
+        """A batch has taken from when Spark planned it until now, when its commit was seen: to ask Spark would cost
+        more than it is worth. What is older than the stage was planned elsewhere, or by a clock that has jumped."""
+        if self._since_ms <= planned_ms <= (now_ms := self._wall_ms()):
+            self.progress.batches += 1
+            self.progress.batches_ms += now_ms - planned_ms
+
+    def _wall_ms(self) -> int:
+        return int(self._place.clock.utc().timestamp() * 1000)
+
+    def _reached_ms(self) -> int | None:
+        """How far event time has come with its last batch, if its readers want to know. Where its query has none, that
+        of its inputs is passed on."""
+        if self._place.input_time is None:
+            return None
+        if not self.has_event_time:
+            return self.inputs.reached_ms
+        return watermark_behind(self.progress.checkpoint, self.progress.batch)
+
+    def tell_time(self, *, is_done: bool) -> None:
+        """Tell its readers how far event time has come, where no segment does. `is_done`: it is a source, and nothing
+        more comes from it."""
+        if is_done or (self.inputs.have_ended and self.has_consumed_all):
+            self.channel.append_watermark(END_OF_TIME_MS)
+        elif not self.has_event_time and (reached_ms := self.inputs.reached_ms) is not None:
+            self.channel.append_watermark(reached_ms)
 
     def _trim_if_due(self, offsets: BatchOffsets) -> None:
         """Keep Spark's own logs short; not while a snapshot may still want an entry."""
@@ -433,7 +491,7 @@ class RunningStage:
         """Read once: what is captured again was captured before, by this run or by the one before it."""
         if known := self._captured.get(file.path) or file.sha256:
             return known
-        found = checksum(self._place.root, file.path)
+        found = self._place.root.described(file.path)
         if found is None or found[0] != file.size_bytes:
             what = "is gone" if found is None else "is not what was written"
             raise StageFailed(self.name, f"{self._place.root.location(file.path)}, in flight to it, {what}")
@@ -462,10 +520,9 @@ class RunningStage:
 
         def drop() -> None:
             try:
-                for file in shown:
-                    # What was staged for a table that was moved since stays where the table was.
-                    if (name := staging.name_at(file.path)) is not None:
-                        remove_output(staging, name)
+                # What was staged for a table that was moved since stays where the table was.
+                names = (staging.name_at(file.path) for file in shown)
+                remove_outputs(staging, [name for name in names if name is not None])
             except (StoreUnavailable, OSError) as error:
                 _log.warning(
                     "stage %s: what its table shows stays staged until the next start: %s", self.name, say(error)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import deltalake
 from deltalake.transaction import AddAction
 
-from tidegate.errors import SinkFailed
+from tidegate.errors import SinkFailed, StoreUnavailable
 from tidegate.sinks.contract import SinkPlace, StagedFile
 from tidegate.sinks.delta.combining import Piece, bins, combine
 from tidegate.sinks.delta.scan import columns_of
-from tidegate.sinks.delta.staged import Staged, remove
+from tidegate.sinks.delta.staged import Staged
 from tidegate.sinks.staging import spark_fails
 
 if TYPE_CHECKING:
@@ -36,46 +35,49 @@ class Appending:
         self._sink = sink
         self._place = place
         self._staged = staged
-        self._combined: dict[tuple[StagedFile, ...], list[Path]] = {}
+        self._combined: dict[tuple[StagedFile, ...], list[str]] = {}
         """What was made of small files, which is the same whatever others write meanwhile."""
 
-    def actions(self, table: deltalake.DeltaTable, fresh: list[StagedFile], attempt: Path) -> list[AddAction]:
+    def actions(self, table: deltalake.DeltaTable, fresh: list[StagedFile], attempt: str) -> list[AddAction]:
         """What a transaction does to show what was staged."""
         if tuple(fresh) not in self._combined:
-            self._staged.take_back(attempt)
             self._combined[tuple(fresh)] = self._to_show(table, fresh, attempt)
         return self._staged.add_all(self._combined[tuple(fresh)])
 
-    def _to_show(self, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], attempt: Path) -> list[Path]:
+    def _to_show(self, table: deltalake.DeltaTable, fresh: Sequence[StagedFile], attempt: str) -> list[str]:
         """The files to be shown: those that were staged, and in place of small ones what they were combined to."""
-        staged = [Path(file.path) for file in fresh]
+        staged = self._staged.names(fresh)
         target, session = self._sink.target_size, self._place.session
-        if target is None or session is None:
+        if target is None or session is None or self._staged.is_on_cluster:
             return staged
+        paths = {name: self._staged.path(name) for name in staged}
         targets = self._staged.targets(staged)
-        homes = {path: each.parent.relative_to(self._sink.path) for path, each in zip(staged, targets, strict=True)}
+        homes = {paths[name]: each.rpartition("/")[0] for name, each in zip(staged, targets, strict=True)}
         wanted = bins(
-            (Piece(path, file.size_bytes, homes[path]) for path, file in zip(staged, fresh, strict=True)),
+            (Piece(path, file.size_bytes, homes[path]) for path, file in zip(paths.values(), fresh, strict=True)),
             target,
             target // _SMALL_AT_A_COMMIT,
         )
         if sum(len(pieces) - 1 for pieces in wanted) < _WORTH_A_JOB:
             return staged
         try:
+            combined = {piece.path for pieces in wanted for piece in pieces}
+            self._staged.files.bring(name for name, path in paths.items() if path in combined)
             with spark_fails("Spark"):
-                written = combine(session, self._stored(table), wanted, attempt)
-        except (SinkFailed, OSError) as error:
+                written = combine(session, self._stored(table), wanted, self._staged.path(attempt))
+        except (SinkFailed, StoreUnavailable, OSError) as error:
             # To show many small files is better than to show none.
             _log.warning("%s: small files are shown as they are: %s", self._sink.describe(), error)
-            remove([attempt])
+            self._staged.remove([attempt])
             return staged
-        combined = {piece.path for pieces in wanted for piece in pieces}
-        shown = [path for path in staged if path not in combined]
+        shown = [name for name, path in paths.items() if path not in combined]
         for number, (pieces, below) in enumerate(zip(wanted, written, strict=True)):
-            home = attempt / homes[pieces[0].path]
-            home.mkdir(parents=True, exist_ok=True)
-            # In each bin Spark gives the same names.
-            shown += [path.rename(home / f"bin-{number:05d}-{path.name}") for path in sorted(below.glob("*.parquet"))]
+            folder = "/".join(part for part in (attempt, homes[pieces[0].path]) if part)
+            self._staged.path(folder).mkdir(parents=True, exist_ok=True)
+            for path in sorted(below.glob("*.parquet")):
+                name = f"{folder}/bin-{number:05d}-{path.name}"  # in each bin Spark gives the same names
+                path.rename(self._staged.path(name))
+                shown.append(name)
         return shown
 
     def _stored(self, table: deltalake.DeltaTable) -> StructType:

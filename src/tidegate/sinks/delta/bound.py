@@ -1,9 +1,10 @@
 """A Delta table as a sink: native staging, one Delta transaction per epoch.
 
-Rows are staged by Spark in `<table>/_tidegate/<owner>/<generation>/`, which no reader of the table sees (`staged.py`).
-A commit links the epoch's files into the table and adds them in one transaction, which also records the epoch, the last
-batch and the generation (`log.py`). The table's own record makes a repeated commit do nothing. Another one, of the root
-that the owner's rows come from, is made before anything is staged.
+Rows are staged by Spark in `<table>/_tidegate/<owner>/<generation>/`, which no reader of the table sees (`staged.py`);
+those of a table in a bucket on this machine, from where they are sent there before a checkpoint names them. A commit
+links the epoch's files into the table, or lets the bucket copy them, and adds them in one transaction, which also
+records the epoch, the last batch and the generation (`log.py`). The table's own record makes a repeated commit do
+nothing. Another one, of the root that the owner's rows come from, is made before anything is staged.
 
 Of many small files of an epoch a commit makes few (`appending.py`): in the same transaction, so once. With a `key`, it
 replaces the rows of the table that have a key of the epoch's (`keyed.py`).
@@ -11,16 +12,16 @@ replaces the rows of the table that have a key of the epoch's (`keyed.py`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING
 
 import deltalake
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from tidegate.errors import Fenced, InvariantViolation, SinkFailed, first_line
+from tidegate.errors import Fenced, InvariantViolation, SinkFailed
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import CommitAnswer, Committable, SettingBack, SinkPlace, Upkeep
@@ -30,7 +31,7 @@ from tidegate.sinks.delta.duplicating import Duplicate
 from tidegate.sinks.delta.keyed import ByKey
 from tidegate.sinks.delta.log import TRIES, TableLog
 from tidegate.sinks.delta.setting_back import Reversal
-from tidegate.sinks.delta.staged import Staged, epoch_of, remove
+from tidegate.sinks.delta.staged import Staged, epoch_of
 from tidegate.sinks.delta.upkeep import Keeper
 from tidegate.sinks.staging import forget_generations, refuse_foreign, refuse_gone, refuse_put_back
 from tidegate.storage.manifest import Manifest, TableAddress
@@ -41,14 +42,16 @@ if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
 
 
+_logger = logging.getLogger("tidegate")
+
+
 class BoundDeltaTable:
     """A Delta table as one stage writes to it."""
 
     def __init__(self, sink: DeltaTable, place: SinkPlace) -> None:
         self.sink = sink
         self.place = place
-        self.path = sink.path
-        self._log = TableLog(sink, place)
+        self._log = TableLog(sink, place, sink.home.files(place))
         self._staged = Staged(sink, place, self._log)
         self.staging = self._staged.files
         self._by_key = ByKey(sink, place, self._staged) if sink.key else None
@@ -58,6 +61,11 @@ class BoundDeltaTable:
 
     def describe(self) -> str:
         return self.sink.describe()
+
+    @property
+    def path(self) -> Path:
+        """Of a table in a folder."""
+        return self.sink.path
 
     @property
     def table(self) -> TableAddress:
@@ -98,11 +106,9 @@ class BoundDeltaTable:
 
     def prepare_table(self, schema: StructType) -> None:
         wanted = deltalake.Schema.from_json(schema.json())
-        by = list(self.sink.partition_by)
-        try:
-            deltalake.DeltaTable.create(self.path, schema=wanted, partition_by=by, mode="ignore")
-        except DeltaError as error:
-            raise SinkFailed(f"{self.describe()} cannot be created: {first_line(error)}") from error
+        if self._log.open() is None:
+            self.sink.home.prepare()
+        self.sink.home.create(wanted, list(self.sink.partition_by))
         self._log.force(through=0)
 
     def facts(self) -> SinkFacts:
@@ -159,8 +165,11 @@ class BoundDeltaTable:
 
     def _commit(self, permit: CommitPermit, committable: Committable) -> CommitAnswer:
         showing = self._by_key or Appending(self.sink, self.place, self._staged)
+        tried: set[str] = set()
+        since: int | None = None
         for _ in range(TRIES):
-            table = self._log.opened()
+            table = self._log.followed()
+            since = table.version() if since is None else since
             self._log.check_root(table)
             fence = self._log.recorded(table, "fence")
             if fence > permit.generation:
@@ -168,11 +177,9 @@ class BoundDeltaTable:
             # The batch is recorded as its number + 1, because a record starts at 0.
             shown, epoch = self._log.recorded(table, "batch"), self._log.recorded(table, "epoch")
             refuse_put_back(self.describe(), self.place, epoch, shown, committable)
-            attempts = self._staged.attempts(permit.generation)
             if epoch >= permit.epoch:
-                # Of an attempt at a recorded epoch nobody knows whether it is the one that the table has shown: only
-                # what was staged is removed.
-                remove(folder for folder in attempts if epoch_of(folder) <= epoch)
+                self._staged.table.delete(tried - self._log.added_since(since, table.version()))
+                self._attempts_after(epoch, permit, table)
                 self._log.force(through=table.version())
                 return CommitAnswer.ALREADY
             fresh = [file for file in committable.files if file.batch >= shown and file.rows]
@@ -182,6 +189,7 @@ class BoundDeltaTable:
                 if committable.files:
                     self._log.force(through=table.version())
                 return CommitAnswer.COMMITTED
+            attempts = self._attempts_after(epoch, permit, table)
             check_found(self.sink, self.place, self._schema, table)
             refuse_gone(self.describe(), self.place, self.staging, fresh)
             if self._by_key is not None:
@@ -194,21 +202,50 @@ class BoundDeltaTable:
             ]
             # Made for this version of the table or an older one, and never shown: once ours has followed on this
             # version, none of them can.
-            own = self._staged.attempt(permit)
-            vain = self._staged.linked(folder for folder in attempts if epoch_of(folder) > epoch and folder != own)
-            staged = self._staged.targets([Path(file.path) for file in fresh])
+            own = self._staged.attempt(permit, table.version())
+            vain = self._staged.linked(attempts)
+            staged = self._staged.targets(self._staged.names(fresh))
             actions = [*showing.actions(table, fresh, own)]
+            added = {each.path for each in actions if isinstance(each, AddAction)}
             if not self._log.transact(table, actions, records):
+                tried |= added
                 continue  # look at what the other writer left
-            added = {self.path / each.path for each in actions if isinstance(each, AddAction)}
-            for path in {*vain, *staged} - added:
-                path.unlink(missing_ok=True)
-            remove([*attempts, own])
+            self._staged.table.delete({*vain, *staged, *tried} - added)
+            self._staged.remove(attempts)
+            writes = self._by_key is not None if self._staged.is_on_cluster else self._staged.path(own).exists()
+            if writes:  # else there is nothing, elsewhere neither
+                self._staged.remove([own])
             return CommitAnswer.COMMITTED
         raise SinkFailed(f"{self.describe()}: {TRIES} commits in a row met another writer's")
 
+    def _attempts_after(self, epoch: int, permit: CommitPermit, table: deltalake.DeltaTable) -> list[str]:
+        """Where commits of later epochs than the recorded one have written what they merged. Those of others were made
+        for an older version: what the table was not given of them it will not be, and that is removed."""
+        attempts = self._staged.attempts(permit.generation)
+        self._staged.take_back((each for each in attempts if epoch_of(each) <= epoch), table.version())
+        return [each for each in attempts if epoch_of(each) > epoch]
+
     def forget_staged(self, before_generation: int) -> None:
+        if not self._staged.generations(before_generation - 1):
+            return
+        if not self._staged.is_near:
+            try:
+                self._take_back_passes(before_generation)
+            except SinkFailed as error:
+                # It only takes room, and vacuum finds it in a day.
+                _logger.warning("%s: what upkeep has left there is not removed: %s", self.describe(), error)
         forget_generations(self.staging, before_generation)
+
+    def _take_back_passes(self, generation: int) -> None:
+        """What passes of upkeep that were killed have brought into the table's folder."""
+        passes = self._staged.upkeep_passes(generation - 1)
+        if not passes:
+            return
+        with self.sink.turn:
+            self.fence(generation)  # the run of such a pass may be alive yet: from here on it shows nothing more
+            table = self._log.open()
+            if table is not None:
+                self._staged.take_back(passes, table.version())
 
     # -- going back -------------------------------------------------------------------------------
 
@@ -234,7 +271,7 @@ class BoundDeltaTable:
             self._duplicate(source, to).apply(generation, since, replaces=replaces)
 
     def _duplicate(self, source: TableAddress, to: Manifest) -> Duplicate:
-        return Duplicate(self.sink, self.place, self._log, Path(source.address), to)
+        return Duplicate(self.sink, self.place, self._log, self._staged, self.sink.at(source.address).home, to)
 
     # -- upkeep -----------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ def _way_out(sink: DeltaTable, found: list[str], wanted: list[str]) -> str:
     if found != wanted[: len(found)]:
         return f"let {new} come last in the stage, as in a table that it is added to; or {otherwise}"
     return (
-        f"add {new} to the table yourself (in SQL: ALTER TABLE delta.`{sink.path}` ADD COLUMNS ({new}); in Python: "
+        f"add {new} to the table yourself (in SQL: ALTER TABLE delta.`{sink.home}` ADD COLUMNS ({new}); in Python: "
         f"deltalake.DeltaTable(…).alter.add_columns) and start again, but then the pipeline as it was cannot write to "
         f"it any more; or {otherwise}"
     )

@@ -10,12 +10,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from tidegate.errors import SinkFailed
-from tidegate.sinks.delta.scan import FILE, file_of, path_of
+from tidegate.sinks.delta.scan import FILE, as_in_rows, file_of, path_of
 from tidegate.sinks.staging import read_files
 from tidegate.storage.parquet import read_footer
 
@@ -98,8 +97,7 @@ def _with_bins(session: SparkSession, rows: DataFrame, wanted: Sequence[Sequence
 
     numbers = {str(piece.path): number for number, pieces in enumerate(wanted) for piece in pieces}
     known = session.createDataFrame(
-        # `FILE` has the same address with fewer slashes.
-        [(f"file:{urlsplit(uri).path}", numbers[path_of(uri)]) for uri in rows.inputFiles()],
+        [(as_in_rows(uri), numbers[path_of(uri)]) for uri in rows.inputFiles()],
         f"{FILE} string, {_BIN} int",
     )
     return rows.withColumn(FILE, file_of(rows)).join(F.broadcast(known), FILE).drop(FILE)

@@ -1,8 +1,9 @@
 """Making a Delta table show what another one shows at a checkpoint: a fork's, and one whose place a fork takes.
 
-Files are shared by a second name (a hard link), or copied where the file system has none: so vacuum of the one table,
-or its deletion, takes nothing from the other. One transaction removes whatever the table showed and adds them, with the
-records that the other has of the checkpoint. The names of the files are new ones: two pipelines may have used the same.
+Files are shared by a second name (a hard link), or copied where there are none, by a bucket itself: so vacuum of one
+table, or its deletion, takes nothing from the other. One transaction removes whatever the table showed and adds them,
+with the records that the other has of the checkpoint. The names of the files are new ones: two pipelines may have used
+the same.
 """
 
 from __future__ import annotations
@@ -10,23 +11,24 @@ from __future__ import annotations
 import hashlib
 import importlib
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
-from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction
 
-from tidegate.errors import SinkFailed, first_line
+from tidegate.errors import SinkFailed
 from tidegate.sinks.contract import SettingBack, SinkPlace
 from tidegate.sinks.delta.features import unreadable
+from tidegate.sinks.delta.home import Home
 from tidegate.sinks.delta.log import TRIES, Replacement, TableLog
 from tidegate.sinks.delta.others import written_by_others
 from tidegate.sinks.delta.reading import TableAt, sinks_sharing, table_at
 from tidegate.sinks.delta.scan import TableFile, active_files
+from tidegate.sinks.delta.staged import Staged
 from tidegate.sinks.delta.statistics import statistics
-from tidegate.storage.folder import link
+from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest
+from tidegate.storage.parquet import footer_of
 
 if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
@@ -35,13 +37,16 @@ if TYPE_CHECKING:
 class Duplicate:
     """Of one table at one checkpoint, in the place of whatever another one shows."""
 
-    def __init__(self, sink: DeltaTable, place: SinkPlace, log: TableLog, source: Path, to: Manifest) -> None:
+    def __init__(
+        self, sink: DeltaTable, place: SinkPlace, log: TableLog, staged: Staged, source: Home, to: Manifest
+    ) -> None:
         self._sink = sink
         self._place = place
         self._log = log
+        self._staged = staged
         self._source = source
         self._to = to
-        self._sharing = sinks_sharing(sink.path, place.stage, to)
+        self._sharing = sinks_sharing(sink.home, place.stage, to)
 
     def look(self, since: int | None, *, replaces: bool) -> SettingBack:
         shown, table = self._shown(), self._log.open()
@@ -85,18 +90,14 @@ class Duplicate:
     def _create(self) -> None:
         shown = self._shown()
         metadata = shown.metadata()
-        try:
-            deltalake.DeltaTable.create(
-                self._sink.path,
-                schema=shown.schema(),
-                mode="ignore",
-                partition_by=metadata.partition_columns,
-                name=metadata.name,
-                description=metadata.description,
-                configuration=metadata.configuration,
-            )
-        except DeltaError as error:
-            raise SinkFailed(f"{self._sink.describe()} cannot be created: {first_line(error)}") from error
+        self._sink.home.prepare()
+        self._sink.home.create(
+            shown.schema(),
+            metadata.partition_columns,
+            name=metadata.name,
+            description=metadata.description,
+            configuration=metadata.configuration,
+        )
         self._log.force(through=0)
 
     def _check_is_free(self, table: deltalake.DeltaTable) -> None:
@@ -124,24 +125,32 @@ class Duplicate:
         """False: the table has moved on, perhaps by another writer."""
         # Unlike the names that any other root, or a later decision of this one, would give.
         mark = hashlib.sha256(f"{self._place.root}/{generation}".encode()).hexdigest()[:12]
-        added = [self._added(file, mark) for file in active_files(shown)]
-        self._log.force_files(self._sink.path / each.path for each in added)
+        source = self._source.files()
+        files = {file.path: file for file in active_files(shown)}
+
+        def add(pair: tuple[str, str]) -> AddAction:
+            return self._added(source, files[pair[0]], pair[1])
+
+        added = self._staged.each(add, [(path, _marked(path, mark)) for path in files])
+        self._log.force_files(each.path for each in added)
         records = [*self._log.records_of(shown, self._sharing, generation)]
         return self._log.replace(table, Replacement(added, shown.schema()), records)
 
-    def _added(self, file: TableFile, mark: str) -> AddAction:
-        inside = Path(file.path)
-        name = inside.with_name(f"{mark}-{inside.name}")
-        target = self._sink.path / name
-        link(self._source / inside, target)
+    def _added(self, source: Files, file: TableFile, name: str) -> AddAction:
+        self._log.files.keep(name, source, file.path)
         return AddAction(
-            path=name.as_posix(),
+            path=name,
             size=file.size,
             partition_values={column: as_in_log(value) for column, value in file.partition.items()},
             modification_time=file.modified_ms,
             data_change=True,
-            stats=statistics(target),
+            stats=statistics(footer_of(source, file.path)[0]),
         )
+
+
+def _marked(path: str, mark: str) -> str:
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{mark}-{name}"
 
 
 def rows_in(table: deltalake.DeltaTable) -> int:

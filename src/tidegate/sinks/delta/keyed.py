@@ -11,14 +11,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
+import msgspec
 from deltalake.transaction import AddAction, RemoveAction
 
-from tidegate.errors import SinkFailed, first_line
+from tidegate.errors import SinkFailed, StoreUnavailable, first_line
 from tidegate.sinks.contract import SinkPlace, StagedFile
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.scan import TableFile, active_files, columns_of
 from tidegate.sinks.delta.staged import Staged
+from tidegate.sinks.delta.statistics import Bounds, bounds_of
 from tidegate.sinks.staging import conflicting_rows, is_staged, spark_fails
-from tidegate.storage.parquet import read_footer
+from tidegate.storage.mounted import side_by_side
+from tidegate.storage.parquet import count_rows, footer_of, read_footer
 
 if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
@@ -50,7 +54,11 @@ class ByKey:
         # what is left, rows that a newer one was to replace might seem to conflict.
         while fresh := self._of_whole_batches(unknown):
             try:
-                key = self._upsert(schema, ()).conflict(fresh)
+                key = self._upsert(schema, (), Shelf(Path())).conflict(self._brought(fresh))
+            except StoreUnavailable:
+                if not all(self._is_there(file) for file in fresh):
+                    continue
+                raise
             except PySparkException as error:
                 if not all(self._is_there(file) for file in fresh):
                     continue
@@ -69,20 +77,44 @@ class ByKey:
         return is_staged(self._staged.files, file)
 
     def actions(
-        self, table: deltalake.DeltaTable, fresh: list[StagedFile], attempt: Path
+        self, table: deltalake.DeltaTable, fresh: list[StagedFile], attempt: str
     ) -> list[AddAction | RemoveAction]:
         """What a transaction does to show what was staged."""
-        self._staged.take_back(attempt)
-        upsert = self._upsert(table.schema(), active_files(table, self._sink.key))
-        with spark_fails(f"{self._sink.describe()}: its rows cannot be merged"):
-            replaced = upsert.write(fresh, attempt)
+        staged = self._staged
+        with self._sink.home.shelf(staged.files, on_cluster=staged.is_on_cluster) as shelf:
+            upsert = self._upsert(table.schema(), active_files(table, self._sink.key), shelf)
+            brought = self._brought(fresh)
+            with spark_fails(f"{self._sink.describe()}: its rows cannot be merged"):
+                replaced = upsert.write(brought, staged.for_spark(attempt), self._keys(fresh))
+        written = [name for name in staged.written_here(attempt) if self._rows_in(name)]
         now_ms = time.time_ns() // 1_000_000
         return [
             *(RemoveAction(path, True, now_ms) for path in replaced),
-            *self._staged.add_all([path for path in sorted(attempt.rglob("*.parquet")) if read_footer(path).num_rows]),
+            *self._staged.add_all(written),
         ]
 
-    def _upsert(self, columns: deltalake.Schema, files: Sequence[TableFile]) -> Upsert:
+    def _rows_in(self, name: str) -> int:
+        if self._staged.is_on_cluster:
+            return count_rows(self._staged.files, name)
+        return int(read_footer(self._staged.path(name)).num_rows)
+
+    def _keys(self, fresh: Sequence[StagedFile]) -> dict[str, Bounds] | None:
+        """Between what the keys of staged files are that lie elsewhere; None: they lie here."""
+        if not self._staged.is_on_cluster:
+            return None
+        files = self._staged.files
+        footers = side_by_side(files, lambda name: footer_of(files, name)[0], self._staged.names(fresh))
+        return bounds_of(list(footers), self._sink.key)
+
+    def _brought(self, fresh: Sequence[StagedFile]) -> list[StagedFile]:
+        """The same files, where Spark reads them."""
+        names = self._staged.names(fresh)
+        if not self._staged.is_on_cluster:
+            self._staged.files.bring(names)
+        paths = (self._staged.for_spark(name) for name in names)
+        return [msgspec.structs.replace(file, path=path) for file, path in zip(fresh, paths, strict=True)]
+
+    def _upsert(self, columns: deltalake.Schema, files: Sequence[TableFile], shelf: Shelf) -> Upsert:
         # It brings PySpark, which an append does not need.
         from tidegate.sinks.delta.upsert import Upsert
 
@@ -90,7 +122,7 @@ class ByKey:
             raise SinkFailed(f"{self._sink.describe()} has a key: it can be committed only while the pipeline runs")
         return Upsert(
             self._place.session,
-            self._sink.path,
+            shelf,
             columns_of(columns),
             files,
             self._sink.key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -10,18 +11,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
-from deltalake.exceptions import DeltaError
 
-from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, SinkFailed, UnknownCheckpoint, first_line
+from tidegate.errors import CheckpointNotVisible, DamagedCheckpoint, SinkFailed, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.sinks.contract import decode_committable
 from tidegate.sinks.delta.features import unreadable
+from tidegate.sinks.delta.home import Home, InFolder, Options, home_of
 from tidegate.sinks.delta.log import number_of
 from tidegate.sinks.delta.scan import FILE, active_files, columns_of, scan
 from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.manifest import Manifest
-from tidegate.storage.user_paths import plain_path
+from tidegate.storage.places import place_of
+from tidegate.storage.user_paths import is_bucket_url
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,30 +33,47 @@ if TYPE_CHECKING:
 class TableAt:
     """One sink's Delta table at the version that shows a checkpoint."""
 
-    def __init__(self, path: Path, version: int) -> None:
-        self.path = path
+    def __init__(self, at: Home | Path, version: int) -> None:
+        self._home = home_of(at)
         self.version = version
 
+    @property
+    def address(self) -> str:
+        """Its path, or its URL."""
+        return self._home.address
+
+    @property
+    def path(self) -> Path:
+        """Of a table in a folder."""
+        return Path(self.address)
+
     def __repr__(self) -> str:
-        return f"TableAt({str(self.path)!r}, version {self.version})"
+        return f"TableAt({self.address!r}, version {self.version})"
 
     def delta(self) -> deltalake.DeltaTable:
-        return deltalake.DeltaTable(self.path, version=self.version)
+        if isinstance(self._home, InFolder):
+            return self._home.opened(self.version)
+        with self._home.telling("be opened"):
+            return self._home.opened(self.version)
 
     def to_arrow(self) -> Any:
         """A pyarrow table."""
         fs: Any = importlib.import_module("pyarrow.fs")
         # Read by pyarrow's own threads alone. By default they would call back into Python for every file, and a process
         # that ends while one of them lets go of it is aborted.
-        local = fs.SubTreeFileSystem(str(self.path), fs.LocalFileSystem())
-        return self.delta().to_pyarrow_table(filesystem=local)
+        table = self.delta()
+        with self._home.shelf() as shelf:
+            shelf.bring(file.path for file in active_files(table))
+            local = fs.SubTreeFileSystem(str(shelf.folder), fs.LocalFileSystem())
+            return table.to_pyarrow_table(filesystem=local)
 
     def to_pandas(self) -> pd.DataFrame:
         frame: pd.DataFrame = self.to_arrow().to_pandas()
         return frame
 
     def to_spark(self, session: SparkSession) -> DataFrame:
-        """Read by Spark itself, from the files of the version."""
+        """Read by Spark itself, from the files of the version. Those of a bucket are fetched first, to this machine:
+        they are removed when the process ends."""
         table = self.delta()
         obstacle = unreadable(table)
         if obstacle is not None:
@@ -63,7 +82,9 @@ class TableAt:
         files = active_files(table)
         if not files:
             return session.createDataFrame([], schema)
-        return scan(session, self.path, schema, files).drop(FILE)
+        shelf = self._home.put_on_shelf()
+        atexit.register(shelf.remove)
+        return scan(session, shelf, schema, files).drop(FILE)
 
 
 class TablesAt(Mapping[str, TableAt]):
@@ -96,75 +117,88 @@ class TablesAt(Mapping[str, TableAt]):
         return f"TablesAt({self.checkpoint}, {self._tables})"
 
 
-def read(root: str | os.PathLike[str], checkpoint: str | int | None = None) -> TablesAt:
+def read(
+    root: str | os.PathLike[str],
+    checkpoint: str | int | None = None,
+    *,
+    storage_options: Mapping[str, str] | None = None,
+) -> TablesAt:
     """All Delta tables of the pipeline with this root, as they were at a checkpoint.
 
     `checkpoint` is an id such as "ckpt-000042" that the root retains; left out, it is the newest one that is aligned,
     that all tables show, and that was not left behind by `restore`. Tables of other kinds keep no versions and are not
     among them.
 
+    `storage_options`: how tables in a bucket are reached, where the environment and the AWS files do not say. No root
+    knows those that the pipeline was given.
+
     Sinks that write to one table commit to it one after the other. Where one came with a later checkpoint before
     another was done with this one, no version of the table shows just this one, and `CheckpointNotVisible` says so.
     """
-    inspected = InspectedRoot(plain_path(root))
+    inspected = InspectedRoot(place_of(root))
     if checkpoint is not None:
         number = checkpoint_id_of(str(checkpoint))
         if number is None:
             raise UnknownCheckpoint(f"{checkpoint!r} names no checkpoint; write 42 or {checkpoint_name(42)!r}")
-        return _named(inspected, number)
+        return _named(inspected, number, storage_options)
     retained = inspected.current()
     hidden: CheckpointNotVisible | None = None
     for record in sorted(retained, key=lambda each: each.checkpoint_id, reverse=True):
         if record.aligned:
             try:
-                return tables_at(inspected, record)
+                return tables_at(inspected, record, storage_options)
             except CheckpointNotVisible as error:
                 hidden = hidden or error
             except UnknownCheckpoint:
-                return read(root)  # the run has removed it meanwhile: newer ones have taken its place
+                return read(
+                    root, storage_options=storage_options
+                )  # the run has removed it meanwhile: newer ones have taken its place
             except DamagedCheckpoint as damage:
-                raise _damaged(inspected, record.checkpoint_id, damage) from damage
+                raise _damaged(inspected, record.checkpoint_id, damage, storage_options) from damage
     if hidden is not None:
         raise hidden
     if not retained:
-        raise UnknownCheckpoint(f"{inspected.paths.root} has no checkpoint yet; a run completes one at every interval")
+        raise UnknownCheckpoint(f"{inspected.place} has no checkpoint yet; a run completes one at every interval")
     names = ", ".join(checkpoint_name(record.checkpoint_id) for record in retained)
-    raise UnknownCheckpoint(f"{inspected.paths.root} retains no aligned checkpoint; name one of the others: {names}")
+    raise UnknownCheckpoint(f"{inspected.place} retains no aligned checkpoint; name one of the others: {names}")
 
 
-def _named(root: InspectedRoot, checkpoint_id: int) -> TablesAt:
+def _named(root: InspectedRoot, checkpoint_id: int, options: Options | None) -> TablesAt:
     try:
-        return tables_at(root, root.find(checkpoint_id))
+        return tables_at(root, root.find(checkpoint_id), options)
     except DamagedCheckpoint as damage:
-        raise _damaged(root, checkpoint_id, damage) from damage
+        raise _damaged(root, checkpoint_id, damage, options) from damage
     except UnknownCheckpoint as unknown:
-        raise UnknownCheckpoint(f"{unknown}; {_readable(root, checkpoint_id)}") from unknown
+        raise UnknownCheckpoint(f"{unknown}; {_readable(root, checkpoint_id, options)}") from unknown
 
 
-def _damaged(root: InspectedRoot, checkpoint_id: int, damage: DamagedCheckpoint) -> DamagedCheckpoint:
-    return DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is damaged: {damage}; {_readable(root, checkpoint_id)}")
+def _damaged(
+    root: InspectedRoot, checkpoint_id: int, damage: DamagedCheckpoint, options: Options | None
+) -> DamagedCheckpoint:
+    readable = _readable(root, checkpoint_id, options)
+    return DamagedCheckpoint(f"{checkpoint_name(checkpoint_id)} is damaged: {damage}; {readable}")
 
 
-def _readable(root: InspectedRoot, instead_of: int) -> str:
+def _readable(root: InspectedRoot, instead_of: int, options: Options | None) -> str:
     """Which checkpoints can be read instead of one, for people."""
     found: list[str] = []
     for record in root.retained():
         if record.checkpoint_id != instead_of:
             with suppress(DamagedCheckpoint, UnknownCheckpoint, CheckpointNotVisible, SinkFailed):
-                found.append(tables_at(root, record).checkpoint)
+                found.append(tables_at(root, record, options).checkpoint)
     return f"what can be read: {', '.join(found)}" if found else "none can be read"
 
 
-def tables_at(root: InspectedRoot, record: CheckpointCompleted) -> TablesAt:
+def tables_at(root: InspectedRoot, record: CheckpointCompleted, options: Options | None = None) -> TablesAt:
     """All Delta tables of a checkpoint."""
     manifest = root.manifest(record)
     addresses = _addresses(manifest)
     sharing: dict[str, list[str]] = {}
     for name, address in addresses.items():
-        sharing.setdefault(os.path.realpath(address), []).append(name)
+        sharing.setdefault(_home_of(address).same, []).append(name)
     tables: dict[str, TableAt] = {}
     for names in sharing.values():
-        tables |= dict.fromkeys(names, table_at(names, Path(addresses[names[0]]), manifest, root.id))
+        tables |= dict.fromkeys(names, table_at(names, _home_of(addresses[names[0]], options), manifest, root.id))
     return TablesAt(checkpoint_name(record.checkpoint_id), manifest.epoch, manifest.aligned, tables)
 
 
@@ -177,15 +211,20 @@ def _addresses(manifest: Manifest) -> dict[str, str]:
     }
 
 
+def _home_of(address: str, options: Options | None = None) -> Home:
+    """Of a table that a manifest knows."""
+    return home_of(address, options if is_bucket_url(address) else None)
+
+
 class _Versions:
     """What the versions of a table say of the sinks of a pipeline that write to it, as of a checkpoint."""
 
-    def __init__(self, sinks: Sequence[str], path: Path, manifest: Manifest, root_id: str | None) -> None:
+    def __init__(self, sinks: Sequence[str], home: Home, manifest: Manifest, root_id: str | None) -> None:
         self._pipeline = manifest.pipeline
         # The root whose number its epoch is; None: any.
         self._counted_by = None if root_id is None else number_of(manifest.counted_by(root_id))
         self._sinks = sinks
-        self._path = path
+        self._home = home
         self._manifest = manifest
 
     def newest(self) -> int:
@@ -239,44 +278,47 @@ class _Versions:
         return max(self._record(table, sink, "set_back") for sink in self._sinks)
 
     def _record(self, table: deltalake.DeltaTable, sink: str, kind: str) -> int:
-        return table.transaction_version(f"tidegate/{self._pipeline}/{sink}/{kind}") or 0
+        with self._home.telling("be read"):
+            name = f"tidegate/{self._pipeline}/{sink}/{kind}"
+            return self._home.patiently(lambda: table.transaction_version(name) or 0)
 
     def _at(self, version: int) -> deltalake.DeltaTable:
         return self._open(version, f" at {checkpoint_name(self._manifest.checkpoint_id)}")
 
     def _open(self, version: int | None, when: str) -> deltalake.DeltaTable:
         try:
-            return deltalake.DeltaTable(self._path, version=version)
-        except DeltaError as error:
-            sinks = " and ".join(map(repr, self._sinks))
-            raise SinkFailed(
-                f"the table {self._path} of sink {sinks} cannot be read{when}: {first_line(error)}"
-            ) from error
+            return self._home.opened(version)
+        except self._home.failures as error:
+            why, cause = self._home.why(error), self._home.cause(error)
+        sinks = " and ".join(map(repr, self._sinks))
+        raise SinkFailed(f"the table {self._home.address} of sink {sinks} cannot be read{when}: {why}") from cause
 
 
-def versions_of(path: Path, sink: str, manifests: Iterable[Manifest], root_id: str | None = None) -> list[int]:
+def versions_of(at: Home | Path, sink: str, manifests: Iterable[Manifest], root_id: str | None = None) -> list[int]:
     """The versions of a table by which these checkpoints are read, those that can be. `sink`: one that writes to it."""
     found: list[int] = []
+    home = home_of(at)
     for manifest in manifests:
-        sinks = sinks_sharing(path, sink, manifest)
+        sinks = sinks_sharing(home, sink, manifest)
         if any(each in manifest.stages for each in sinks):
             with suppress(CheckpointNotVisible):
-                found.append(table_at(sinks, path, manifest, root_id).version)
+                found.append(table_at(sinks, home, manifest, root_id).version)
     return found
 
 
-def sinks_sharing(path: Path, sink: str, manifest: Manifest) -> list[str]:
+def sinks_sharing(home: Home, sink: str, manifest: Manifest) -> list[str]:
     """The sinks of a pipeline that wrote to a table, by a checkpoint, and this one, which does now: the table may have
     been moved since."""
     addresses = _addresses(manifest)
-    there = [name for name in addresses if os.path.realpath(addresses[name]) == os.path.realpath(path)]
+    there = [name for name in addresses if _home_of(addresses[name]).same == home.same]
     return there if sink in there else [*there, sink]
 
 
-def table_at(sinks: Sequence[str], path: Path, manifest: Manifest, root_id: str | None = None) -> TableAt:
+def table_at(sinks: Sequence[str], at: Home | Path, manifest: Manifest, root_id: str | None = None) -> TableAt:
     """The last version of a table that shows no later epoch of any of its sinks; where it was set back since, the last
     one of before that, if need be. `root_id`: of the root that has the checkpoint."""
-    versions = _Versions(sinks, path, manifest, root_id)
+    home = home_of(at)
+    versions = _Versions(sinks, home, manifest, root_id)
     last = newest = versions.newest()
     why: str | None = None
     while True:
@@ -285,12 +327,12 @@ def table_at(sinks: Sequence[str], path: Path, manifest: Manifest, root_id: str 
             version = _first(lambda version: bool(versions.later(version)), last + 1, first) - 1
             hidden = versions.hidden(version)
             if not hidden:
-                return TableAt(path, version)
+                return TableAt(home, version)
             why = why or _why_hidden(versions, hidden, version, newest)
         if first == 0:
             break
         last = first - 1
-    raise CheckpointNotVisible(f"{checkpoint_name(manifest.checkpoint_id)} is complete, but {path} {why}")
+    raise CheckpointNotVisible(f"{checkpoint_name(manifest.checkpoint_id)} is complete, but {home.address} {why}")
 
 
 def _first(holds: Callable[[int], bool], below: int, known: int = -1) -> int:

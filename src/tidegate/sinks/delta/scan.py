@@ -9,13 +9,13 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 import deltalake
 import msgspec
 
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.statistics import Bounds, bounds_in_log
 from tidegate.sinks.staging import quoted, read_files
 
@@ -56,20 +56,20 @@ def active_files(table: deltalake.DeltaTable, bounded: Sequence[str] = ()) -> li
     return [TableFile(*each) for each in zip(paths, partitions, sizes, modified_ms, bounds, strict=True)]
 
 
-def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[TableFile]) -> DataFrame:
+def scan(session: SparkSession, shelf: Shelf, schema: StructType, files: Sequence[TableFile]) -> DataFrame:
     """The rows of some files of a table. Beside the table's columns `FILE` has each row's file, see `path_of`."""
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
     by = tuple(files[0].partition)
+    shelf.bring(file.path for file in files)
     stored = StructType([field for field in schema.fields if field.name not in by])
-    rows = read_files(session, stored, (path / file.path for file in files))
+    rows = read_files(session, stored, (shelf.at(file.path) for file in files))
     rows = rows.withColumn(FILE, file_of(rows))
     if by:
-        values = {str(path / file.path): [file.partition[name] for name in by] for file in files}
+        values = {shelf.known_as(file.path): [file.partition[name] for name in by] for file in files}
         known = session.createDataFrame(
-            # `FILE` has the same address with fewer slashes.
-            [(f"file:{urlsplit(uri).path}", *values[path_of(uri)]) for uri in rows.inputFiles()],
+            [(as_in_rows(uri), *values[path_of(uri)]) for uri in rows.inputFiles()],
             StructType([StructField(_KNOWN, StringType()), *(StructField(name, schema[name].dataType) for name in by)]),
         )
         rows = rows.join(F.broadcast(known), F.col(FILE) == F.col(_KNOWN), "left")
@@ -83,6 +83,11 @@ def scan(session: SparkSession, path: Path, schema: StructType, files: Sequence[
 def file_of(rows: DataFrame) -> Column:
     """The address of each row's file."""
     return rows.metadataColumn("_metadata").getField("file_path")
+
+
+def as_in_rows(uri: str) -> str:
+    """The same address as `FILE` has it: of one on this machine, with fewer slashes."""
+    return f"file:{urlsplit(uri).path}" if uri.startswith("file:") else uri
 
 
 def path_of(uri: str) -> str:

@@ -37,7 +37,7 @@ class Reversal:
         self._place = place
         self._log = log
         self._to = to
-        self._sharing = sinks_sharing(sink.path, place.stage, to)
+        self._sharing = sinks_sharing(sink.home, place.stage, to)
 
     def look(self) -> SettingBack:
         table = self._table()
@@ -101,7 +101,7 @@ class Reversal:
         return decode_committable(stage.committable).last_with_rows >= 0
 
     def _target(self) -> TableAt:
-        return table_at(self._sharing, self._sink.path, self._to, self._place.root)
+        return table_at(self._sharing, self._sink.home, self._to, self._place.root)
 
     def _others(self, table: deltalake.DeltaTable, target: TableAt) -> Iterator[str]:
         return written_by_others(self._log, target.version, table.version())

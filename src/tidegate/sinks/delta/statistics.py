@@ -90,12 +90,11 @@ class _Column(msgspec.Struct, frozen=True):
         return (min(values), max(values)) if values else None
 
 
-def statistics(path: Path) -> str:
-    """A file's row count, nulls and bounds, as Delta's log has them: the bounds of all columns, or none.
+def statistics(footer: Any) -> str:
+    """By its footer, a file's row count, nulls and bounds, as Delta's log has them: the bounds of all columns, or none.
 
     Where there are bounds, deltalake takes one that is missing for null, and then finds no row of the file.
     """
-    footer = read_footer(path)
     nulls: dict[str, Any] = {}
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -123,8 +122,11 @@ def _put(into: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def bounds_of_files(paths: Iterable[Path], columns: Sequence[str]) -> dict[str, Bounds]:
+    return bounds_of([read_footer(path) for path in paths], columns)
+
+
+def bounds_of(footers: Sequence[Any], columns: Sequence[str]) -> dict[str, Bounds]:
     """Bounds of the values in all of the files together, of those columns of which every file tells."""
-    footers = [read_footer(path) for path in paths]
     rows = sum(footer.num_rows for footer in footers)
     every = [{column.path: column for column in _columns(footer)} for footer in footers]
     together: dict[str, Bounds] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -13,9 +13,10 @@ from tidegate.errors import InvalidConfig
 from tidegate.protocol.config import as_ms, size_in_bytes
 from tidegate.sinks.contract import SinkPlace
 from tidegate.sinks.delta.bound import BoundDeltaTable
+from tidegate.sinks.delta.home import InFolder, home_of
 from tidegate.sinks.staging import as_names
 from tidegate.storage.manifest import TableAddress
-from tidegate.storage.user_paths import local_path, plain_path
+from tidegate.storage.user_paths import is_bucket_url, local_path, plain_path
 
 
 class DeltaTable:
@@ -28,6 +29,9 @@ class DeltaTable:
 
     With `optimize`, that often, small files of several epochs become few, in the background, and files are deleted that
     were removed from the table longer ago than `vacuum` and that no retained checkpoint needs; with None none is.
+
+    `path` may be that of a folder in a bucket of S3, `s3://bucket/lake/orders`. Credentials, region and endpoint are
+    taken from the environment and the AWS files or, by the names that delta-rs has for them, from `storage_options`.
     """
 
     is_exactly_once = True
@@ -42,9 +46,11 @@ class DeltaTable:
         target_file_size: str | None = "32MB",
         optimize: str | None = None,
         vacuum: str | None = "7d",
+        storage_options: Mapping[str, str] | None = None,
     ) -> None:
-        self._given = local_path(path)
-        self.path = plain_path(path)
+        self._storage_options = dict(storage_options or {})
+        self.home = home_of(path, self._storage_options)
+        self._given = local_path(path) if isinstance(self.home, InFolder) else None
         self.partition_by = as_names(partition_by)
         self.key = as_names(key)
         self.newest_by = as_names(newest_by)
@@ -59,26 +65,34 @@ class DeltaTable:
         """Commits and the short part of upkeep that moves the table on take turns, so that none is in vain."""
 
     def __repr__(self) -> str:
-        return f"DeltaTable({str(self.path)!r})"
+        return f"DeltaTable({self.home.address!r})"
+
+    @property
+    def path(self) -> Path:
+        """Of a table in a folder."""
+        if not isinstance(self.home, InFolder):
+            raise InvalidConfig(f"{self.describe()} is in a bucket: it has no path on this machine")
+        return self.home.path
 
     def describe(self) -> str:
-        return f"Delta table {self.path}"
+        return f"Delta table {self.home.address}"
 
     @property
     def table(self) -> TableAddress:
-        return TableAddress("delta", str(self.path))
+        return TableAddress("delta", self.home.address)
 
     def seen_from(self, folder: Path) -> Self:
-        if self._given.is_absolute():
+        if self._given is None or self._given.is_absolute():
             return self
         seen = copy.copy(self)
-        seen.path = plain_path(folder / self._given)
+        seen.home = InFolder(plain_path(folder / self._given))
         return seen
 
     def at(self, address: str) -> Self:
         """The same sink for a table at another address."""
         moved = copy.copy(self)
-        moved._given = moved.path = Path(address)
+        moved.home = home_of(address, self._storage_options if is_bucket_url(address) else None)
+        moved._given = moved.home.path if isinstance(moved.home, InFolder) else None
         moved.turn = threading.RLock()
         return moved
 

@@ -10,24 +10,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from threading import Event
 from typing import TYPE_CHECKING, Final
 
 import deltalake
 from deltalake.transaction import RemoveAction
 
+from tidegate.errors import SinkFailed
 from tidegate.sinks.contract import SinkPlace, Upkeep
 from tidegate.sinks.delta.checks import check_keepable
 from tidegate.sinks.delta.compacting import Rewritten, rewrite, small_files
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.log import TRIES, TableLog
 from tidegate.sinks.delta.reading import versions_of
 from tidegate.sinks.delta.scan import TableFile, active_files, columns_of
-from tidegate.sinks.delta.staged import Staged, remove
+from tidegate.sinks.delta.staged import Staged
 from tidegate.sinks.delta.vacuum import retention_s, unneeded_files
 from tidegate.sinks.staging import spark_fails
+from tidegate.storage.folder import near
 from tidegate.storage.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ if TYPE_CHECKING:
 
     from tidegate.sinks.delta.table import DeltaTable
 
-_FOLDER: Final = "upkeep"
+_MARK: Final = "upkeep"
+"""A file that tells when a pass has come to its end."""
 _AT_ONCE_BYTES: Final = 1 << 30
 """What is replaced in one transaction."""
 
@@ -48,35 +50,37 @@ class Keeper:
         self._place = place
         self._log = log
         self._staged = staged
+        self._tried_at = -1
+        """The version that the last transaction was made for."""
 
     def due_in_ms(self) -> int:
-        try:
-            last = self._mark.stat().st_mtime
-        except FileNotFoundError:
+        last = self._sink.home.touched_at(self._staged.files, _MARK)
+        if last is None:
             return 0
         since_ms = max(0, round((time.time() - last) * 1000))
         return max(0, (self._sink.optimize_ms or 0) - since_ms)
-
-    @property
-    def _mark(self) -> Path:
-        """A file whose time tells when a pass has come to its end."""
-        return self._staged.folder / "upkeep"
 
     def keep_up(self, generation: int, retained: Callable[[], Sequence[Manifest]], is_stopping: Event) -> Upkeep | None:
         table, session, target = self._log.open(), self._place.session, self._sink.target_size
         if table is None or session is None or target is None:
             return None
         before = after = len(active_files(table))
-        folder = self._staged.folder / f"{generation:06d}" / _FOLDER
-        remove([folder])  # of a pass that failed
+        if self._staged.is_near or self._tried_at < table.version():  # what has failed can be shown no more
+            own = (each for each in self._staged.upkeep_passes(generation) if each.startswith(f"{generation:06d}/"))
+            self._staged.take_back(own, table.version())
+        folder = self._staged.upkeep_pass(generation, table.version())
+        is_done = False
         try:
-            after -= self._compact(table, target, self._rewriting(session, table, folder), is_stopping)
+            with self._sink.home.shelf(self._staged.files) as shelf:
+                rewriting = self._rewriting(session, table, shelf, folder)
+                after -= self._compact(table, generation, rewriting, is_stopping)
+            is_done = True
         finally:
-            remove([folder])
+            if is_done or self._staged.is_near:  # else what it has brought into the table is found by it
+                self._staged.remove([folder])
         deleted = [] if is_stopping.is_set() else self._vacuum(retained)
         if not is_stopping.is_set():
-            self._mark.parent.mkdir(parents=True, exist_ok=True)
-            self._mark.touch()
+            self._sink.home.touch(self._staged.files, _MARK)
         return Upkeep(before, after, len(deleted), sum(deleted)) if deleted or after < before else None
 
     # -- small files made few ---------------------------------------------------------------------
@@ -84,7 +88,7 @@ class Keeper:
     def _compact(
         self,
         table: deltalake.DeltaTable,
-        target: int,
+        generation: int,
         rewritten: Callable[[Sequence[TableFile]], Rewritten],
         is_stopping: Event,
     ) -> int:
@@ -92,17 +96,18 @@ class Keeper:
         check_keepable(self._sink, table)
         done: list[Rewritten] = []
         fewer = 0
-        for files in small_files(table, self._sink.path, target):
+        # On a cluster, what Spark would write is not on this machine.
+        for files in () if self._staged.is_on_cluster else small_files(table, self._sink.target_size or 0):
             if is_stopping.is_set():
                 break
             done.append(rewritten(files))
             if sum(each.size for each in done) >= _AT_ONCE_BYTES:
-                fewer += self._replace(table.schema(), done)
+                fewer += self._replace(table.schema(), done, generation)
                 done = []
-        return fewer + self._replace(table.schema(), done)
+        return fewer + self._replace(table.schema(), done, generation)
 
     def _rewriting(
-        self, session: SparkSession, table: deltalake.DeltaTable, folder: Path
+        self, session: SparkSession, table: deltalake.DeltaTable, shelf: Shelf, folder: str
     ) -> Callable[[Sequence[TableFile]], Rewritten]:
         """Writes some files of one partition again, as one, each time to a folder of its own below this one."""
         from tidegate.sinks.sessions import table_session
@@ -111,12 +116,12 @@ class Keeper:
 
         def rewritten(files: Sequence[TableFile]) -> Rewritten:
             with spark_fails("its small files cannot be made few"):
-                path, by = self._sink.path, self._sink.partition_by
-                return rewrite(own, path, schema, files, by, folder / str(next(numbers)))
+                into = self._staged.path(f"{folder}/{next(numbers)}")
+                return rewrite(own, shelf, schema, files, self._sink.partition_by, into)
 
         return rewritten
 
-    def _replace(self, schema: deltalake.Schema, done: list[Rewritten]) -> int:
+    def _replace(self, schema: deltalake.Schema, done: list[Rewritten], generation: int) -> int:
         """Let what was written take the place of what it was made of, where the table still shows all of that."""
         with self._sink.turn:
             for _ in range(TRIES):
@@ -125,7 +130,7 @@ class Keeper:
                 table = self._log.open()
                 active = set() if table is None else {file.path for file in active_files(table)}
                 still = [each for each in done if active.issuperset(file.path for file in each.files)]
-                if table is None or table.schema() != schema:
+                if table is None or table.schema() != schema or self._is_overtaken(table, generation):
                     still = []
                 self._unlink([each for each in done if each not in still])
                 done = still
@@ -134,18 +139,29 @@ class Keeper:
                 check_keepable(self._sink, table)
                 now_ms = time.time_ns() // 1_000_000
                 removed = [RemoveAction(file.path, False, now_ms) for each in done for file in each.files]
-                added = self._staged.add_all([path for each in done for path in each.written], data_change=False)
+                added = self._staged.add_all(self._names(done), data_change=False)
+                self._tried_at = table.version()
                 if self._log.transact(table, [*removed, *added], []):
                     return len(removed) - len(added)
+            now = self._log.open()
+            if not self._staged.is_near and now is not None and now.version() <= self._tried_at:
+                raise SinkFailed("the bucket does not tell whether it has taken a version")  # it may be shown yet
             self._unlink(done)
             return 0  # others write to it all the time: later
+
+    def _is_overtaken(self, table: deltalake.DeltaTable, generation: int) -> bool:
+        """Whether a newer run has removed what older ones have brought into a table in a bucket."""
+        return not self._staged.is_near and self._log.recorded(table, "fence") > generation
 
     def _unlink(self, given_up: list[Rewritten]) -> None:
         """What is not in the table: a transaction that seemed to fail may have made its version."""
         shown = (self._log.shown() if given_up else None) or set()
-        for path in self._staged.targets(path for each in given_up for path in each.written):
-            if path not in shown:
-                path.unlink(missing_ok=True)
+        self._staged.table.delete(name for name in self._staged.targets(self._names(given_up)) if name not in shown)
+
+    def _names(self, done: list[Rewritten]) -> list[str]:
+        here = near(self._staged.files)
+        names = [here.name_at(str(path)) for each in done for path in each.written]
+        return [name for name in names if name is not None]
 
     # -- files that nobody needs ------------------------------------------------------------------
 
@@ -157,18 +173,15 @@ class Keeper:
         check_keepable(self._sink, table)
         # Asked after the table was opened: a checkpoint that is not among these yet is shown by a later version, and
         # what this version no longer has, no later one has.
-        versions = versions_of(self._sink.path, self._place.stage, retained(), self._place.root)
-        files = unneeded_files(table, self._sink.path, retention_s(table, kept_ms), versions)
+        versions = versions_of(self._sink.home, self._place.stage, retained(), self._place.root)
+        files = unneeded_files(table, self._sink.home, retention_s(table, kept_ms), versions)
         if files:
             self._log.force_shown(table)
         with self._sink.turn:
             shown = self._log.shown()
             if shown is None:
                 return []
-            sizes = []
-            for path in files:
-                if path not in shown:  # put back meanwhile, from an older version
-                    with suppress(FileNotFoundError):
-                        sizes.append(path.stat().st_size)
-                        path.unlink()
-            return sizes
+            doomed = [name for name in files if name not in shown]  # else put back meanwhile, from an older version
+            sizes = self._staged.table.sizes(doomed)
+            self._staged.table.delete(sizes)
+            return [*sizes.values()]

@@ -17,8 +17,9 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructTy
 
 from tidegate.sinks.contract import StagedFile
 from tidegate.sinks.delta.combining import files_wanted
+from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.scan import FILE, TableFile, path_of, scan
-from tidegate.sinks.delta.statistics import bounds_of_files, may_hold
+from tidegate.sinks.delta.statistics import Bounds, bounds_of_files, may_hold
 from tidegate.sinks.sessions import table_session
 from tidegate.sinks.staging import quoted, read_files, refuse_null_folder
 
@@ -36,7 +37,7 @@ class Upsert:
     def __init__(
         self,
         session: SparkSession,
-        path: Path,
+        shelf: Shelf,
         schema: StructType,
         files: Sequence[TableFile],
         key: Sequence[str],
@@ -46,7 +47,7 @@ class Upsert:
     ) -> None:
         """`target`: how large the files are to be that it writes."""
         self._session = table_session(session)
-        self._path = path
+        self._shelf = shelf
         self._key = tuple(key)
         self._partition_by = tuple(partition_by)
         self._newest_by = tuple(newest_by)
@@ -54,15 +55,18 @@ class Upsert:
         self._files = files
         self._target = target
 
-    def write(self, fresh: Sequence[StagedFile], folder: Path) -> list[str]:
-        """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces.
+    def write(
+        self, fresh: Sequence[StagedFile], folder: Path | str, keys: dict[str, Bounds] | None = None
+    ) -> list[str]:
+        """Write what the table shows next, of the keys' files, to a folder. Returns the files that it replaces. `keys`:
+        the bounds of those that were staged, where these files are not on this machine.
 
         Nothing is written where all that the table has is newer.
         """
         latest = self._latest(fresh).cache()
         cached = [latest]
         try:
-            replaced = self._candidates(fresh)
+            replaced = self._candidates(fresh, keys)
             if self._newest_by and replaced:
                 latest = self._not_older(latest, replaced).cache()
                 cached.append(latest)
@@ -124,7 +128,7 @@ class Upsert:
         batches = self._session.createDataFrame(
             [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
         )
-        staged = read_files(self._session, self._schema, (Path(file.path) for file in fresh))
+        staged = read_files(self._session, self._schema, (file.path for file in fresh))
         named = staged.withColumn(FILE, staged.metadataColumn("_metadata").getField("file_name"))
         for name in self._partition_by:
             if isinstance(self._schema[name].dataType, StringType):
@@ -132,20 +136,20 @@ class Upsert:
                 named = named.withColumn(name, F.nullif(F.col(quoted(name)), F.lit("")))
         return named.join(F.broadcast(batches), FILE)
 
-    def _candidates(self, fresh: Sequence[StagedFile]) -> list[TableFile]:
+    def _candidates(self, fresh: Sequence[StagedFile], keys: dict[str, Bounds] | None) -> list[TableFile]:
         """The table's files that may hold a key of these rows, by their bounds."""
-        wanted = bounds_of_files((Path(file.path) for file in fresh), self._key)
+        wanted = bounds_of_files((Path(file.path) for file in fresh), self._key) if keys is None else keys
         return [file for file in self._files if may_hold(file.bounds, wanted)]
 
     def _with_a_key_of(self, latest: DataFrame, files: Sequence[TableFile]) -> list[TableFile]:
         """Those of the files that hold a key of these rows."""
-        by_path = {str(self._path / file.path): file for file in files}
+        by_path = {self._shelf.known_as(file.path): file for file in files}
         rows = self._read(files).alias("rows")
         hit = rows.join(latest.alias("latest"), self._same_key("rows", "latest"), "left_semi")
         return [by_path[path_of(row[FILE])] for row in hit.select(FILE).distinct().collect()]
 
     def _read(self, files: Sequence[TableFile]) -> DataFrame:
-        return scan(self._session, self._path, self._schema, files)
+        return scan(self._session, self._shelf, self._schema, files)
 
     def _same_key(self, left: str, right: str) -> Column:
         condition = F.lit(True)

@@ -13,14 +13,13 @@ import math
 import re
 import time
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import deltalake
-from deltalake.exceptions import DeltaError
 
 from tidegate.errors import SinkFailed
+from tidegate.sinks.delta.home import Home, home_of
 from tidegate.sinks.delta.scan import active_files
 
 RETENTION: Final = "delta.deletedFileRetentionDuration"
@@ -41,44 +40,30 @@ def retention_s(table: deltalake.DeltaTable, wanted_ms: int) -> int:
     return max(math.ceil(wanted_ms / 1000), int(found[1]) * _UNITS_S[found[2]])
 
 
-def unneeded_files(table: deltalake.DeltaTable, path: Path, kept_s: int, versions: Iterable[int]) -> list[Path]:
-    """The files below a table's folder that no one needs who may read it. `versions`: whose files stay in any case."""
+def unneeded_files(table: deltalake.DeltaTable, at: Home | Path, kept_s: int, versions: Iterable[int]) -> list[str]:
+    """The files below a table's folder that no one needs who may read it, by their names there. `versions`: whose files
+    stay in any case."""
+    home = home_of(at)
     if any(_ELSEWHERE.match(file.path) for file in active_files(table)):
         raise SinkFailed("it has files that lie elsewhere, so no file is deleted")
-    kept = sorted({*versions, *_last_before(table, path, time.time() - kept_s)})
+    kept = sorted({*versions, *_last_before(table, home, time.time() - kept_s)})
     hours = math.ceil(kept_s / _HOUR_S)
 
     def listed(*, full: bool) -> set[str]:
-        return set(table.vacuum(hours, True, False, full=full, keep_versions=kept))
+        with home.telling("be looked through"):
+            return set(table.vacuum(hours, True, False, full=full, keep_versions=kept))
 
     removed = listed(full=False)
     found = {name: kept_s if name in removed else max(kept_s, _UNKNOWN_FOR_S) for name in removed | listed(full=True)}
     now = time.time()
-    return [
-        path / name
-        for name, age_s in found.items()
-        if name.endswith(".parquet") and _is_older(path / name, now - age_s)
-    ]
+    changed_at = home.changed_at(name for name in found if name.endswith(".parquet"))
+    return [name for name, at_s in changed_at.items() if at_s <= now - found[name]]
 
 
-def _is_older(file: Path, moment: float) -> bool:
-    """By all that has happened to it: a link does not change a file's own time, but that of its names."""
-    with suppress(FileNotFoundError):
-        status = file.stat()
-        return max(status.st_mtime, status.st_ctime) <= moment
-    return False
-
-
-def _last_before(table: deltalake.DeltaTable, path: Path, moment: float) -> list[int]:
+def _last_before(table: deltalake.DeltaTable, home: Home, moment: float) -> list[int]:
     """The version that the table had at a moment: younger ones show files of it, also where the log has forgotten when
     these were removed."""
-    log = path / "_delta_log"
-    older = [int(file.stem) for file in log.glob("*.json") if file.stem.isdigit() and file.stat().st_mtime <= moment]
-    version = max(older, default=None)
+    version = max((number for number, at_s in home.versions_at() if at_s <= moment), default=None)
     if version is None or version > table.version():
         return []
-    try:
-        deltalake.DeltaTable(path, version=version)
-    except DeltaError:
-        return []  # nobody can read it
-    return [version]
+    return [version] if home.can_be_read(version) else []

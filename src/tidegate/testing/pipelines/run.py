@@ -27,7 +27,7 @@ from tidegate.sinks.delta.reading import TableAt
 from tidegate.sinks.delta.table import DeltaTable
 from tidegate.sinks.sessions import PARTITIONS, derived_session, has_set
 from tidegate.spark.definition import SPARK_PARAMETER, StageDefinition
-from tidegate.spark.session import existing_session, local_session, unload_state
+from tidegate.spark.session import existing_session, own_session, unload_state
 from tidegate.testing.pipelines.rows import Rows
 from tidegate.testing.pipelines.sources import FedSource, columns_of_source
 from tidegate.testing.pipelines.tables import Tables, read_table
@@ -170,7 +170,7 @@ def _session(given: SparkSession | None) -> SparkSession:
     if session is None:
         logs = Path(tempfile.mkdtemp(prefix="tidegate-test-spark-"))
         atexit.register(shutil.rmtree, logs, ignore_errors=True)
-        session = local_session("tidegate-test", logs / "spark.log")
+        session = own_session("tidegate-test", logs / "spark.log")
     derived = derived_session(session)
     if not has_set(session, PARTITIONS):
         derived.conf.set(PARTITIONS, str(_PARTITIONS))

@@ -1,4 +1,4 @@
-"""A played Spark query: it writes what Spark 4.3 writes, file by file, in its order, and takes up again what it finds.
+"""A played Spark query: it writes what Spark 4.1 to 4.3 write, file by file, in order, and takes up what it finds.
 
 It has no time and no thread of its own: each call of `step` does the next thing that Spark would do and that outlives a
 kill, so a caller interleaves queries, and kills one between any two steps by letting go of it. What is started again on
@@ -103,18 +103,22 @@ class Plan(msgspec.Struct, frozen=True):
     `chained`: the same of the stages that are chained to it, one after the other; its state knows nothing of them.
     `has_state`: it counts the rows of each path, in a store per partition.
     `holds_back`: it has a watermark, and hands on rows only when that has passed them; it needs state for that.
+    `is_timed`: it has a watermark, and hands on rows as they come.
     `delay_ms`: how far the watermark is behind the newest event time, where rows have one. Where they have none, their
     number is their time, and every batch with rows moves the watermark.
     `has_timers`: in processing time, for which it runs one batch after the other, with data or without.
     `writes`: files, a folder of files per batch (as in update mode), or rows that a sink stages (see `stage_rows`).
     `partitions`: of the state. `retained`: how many batches Spark can go back. `empty_batches`: it runs a batch without
-    data when the watermark has moved. `has_checksums`: Hadoop writes one beside each file.
+    data when the watermark has moved. `has_checksums`: Hadoop writes one beside each file. `stores_first`: maintenance
+    of the state stores a full snapshot and then deletes what that has made needless, as those of
+    Spark 4.1 and 4.2 do; 4.3 does the two apart, and was seen to delete first.
     """
 
     paths: Mapping[int, int] | None = None
     chained: tuple[Mapping[int, int], ...] = ()
     has_state: bool = False
     holds_back: bool = False
+    is_timed: bool = False
     delay_ms: int = 0
     has_timers: bool = False
     writes: Literal["files", "folders", "rows"] = "files"
@@ -122,6 +126,7 @@ class Plan(msgspec.Struct, frozen=True):
     retained: int = RETAINED
     empty_batches: bool = True
     has_checksums: bool = True
+    stores_first: bool = False
 
 
 class _Batch(msgspec.Struct):
@@ -225,7 +230,8 @@ class PlayedQuery:
         """Spark's maintenance of the state, which runs now and then beside the batches, and also a while after a query
         was stopped. Each `next` deletes an old file or stores one of a full snapshot, and names it as it lies under
         `state`."""
-        for each in (lambda store: store.clean_up(self._plan.retained), PlayedStore.upload):
+        parts = (lambda store: store.clean_up(self._plan.retained), PlayedStore.upload)
+        for each in reversed(parts) if self._plan.stores_first else parts:
             for number, store in enumerate(self._stores):
                 for name in each(store):
                     yield f"0/{number}/{name}"
@@ -387,11 +393,12 @@ class PlayedQuery:
 
     @property
     def _closes(self) -> bool:
-        """Whether the watermark has moved since the last batch. Not before the first one of a process."""
+        """Whether the watermark has moved since the last batch, and there is state to close. Not before the first one
+        of a process."""
         return (
             self._plan.empty_batches
             and self._ran is not None
-            and (self._plan.has_timers or self._watermark_ms > self._ran.watermark_ms)
+            and (self._plan.has_timers or (self._plan.has_state and self._watermark_ms > self._ran.watermark_ms))
         )
 
     def _purge(self, below: int) -> bool:
@@ -439,7 +446,7 @@ class PlayedQuery:
                 if unique is not None:
                     self._end_try(partition, counts, unique, is_last=is_last)
         yield from self._end_tasks(batch.number, joined(handed_on), written)
-        if self._plan.holds_back:
+        if self._plan.holds_back or self._plan.is_timed:
             self._move_watermark(rows)
 
     def _end_try(self, partition: int, counts: Counts, unique: str, *, is_last: bool) -> None:
@@ -539,6 +546,8 @@ class PlayedQuery:
     def _move_watermark(self, rows: PlayedRows) -> None:
         if rows.time_ms is not None:
             reached = rows.time_ms - self._plan.delay_ms
+        elif rows.count and not self._plan.has_state:
+            reached = max(after for _, _, after in rows.ranges)
         elif rows.count:
             reached = sum(count.seen for store in self._stores for count in store.counts.values())
         else:

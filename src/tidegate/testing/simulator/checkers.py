@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.errors import TidegateError
+from tidegate.flows.leader import Assignment
 from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import AbortReason, StageDecline, StageReport
@@ -337,6 +338,7 @@ class AllAcknowledged:
         self._acked: set[tuple[int, int, str]] = set()
 
     def on_ack(self, ack: Ack) -> None:
+        """It has reached a leader."""
         self._acked.add((ack.generation, ack.checkpoint_id, ack.instance))
 
     def on_decided(self, record: CheckpointCompleted, members: Collection[str]) -> None:
@@ -392,6 +394,79 @@ class NothingAfterDrain:
             raise SimulationFailure("NothingAfterDrain", f"{stage} begins a batch in generation {generation}")
 
 
+class RunOnce:
+    """Every stage of a generation is ordered once, from one incarnation, and that one runs it, once; nobody else obeys
+    what is announced there."""
+
+    def __init__(self, dag: Dag) -> None:
+        self._dag = dag
+        self._ordered: dict[tuple[int, str], tuple[str, str]] = {}
+        self._members: dict[int, set[tuple[str, str]]] = {}
+        self._run: set[tuple[int, str]] = set()
+
+    def on_ordered(self, generation: int, members: Mapping[str, Assignment]) -> None:
+        stages = [stage for each in members.values() for stage in each.stages]
+        if sorted(stages) != sorted(self._dag.stages):
+            raise SimulationFailure("RunOnce", f"generation {generation} orders {stages}")
+        self._members[generation] = {(name, each.incarnation) for name, each in members.items()}
+        for name, each in members.items():
+            for stage in each.stages:
+                self._ordered[generation, stage] = (name, each.incarnation)
+
+    def on_run(self, generation: int, stages: Iterable[str], instance: str, incarnation: str) -> None:
+        for stage in stages:
+            if self._ordered.get((generation, stage)) != (instance, incarnation):
+                raise SimulationFailure(
+                    "RunOnce", f"{instance} as {incarnation} runs {stage} in generation {generation} unasked"
+                )
+            if (generation, stage) in self._run:
+                raise SimulationFailure("RunOnce", f"{stage} is run twice in generation {generation}")
+            self._run.add((generation, stage))
+
+    def on_obeyed(self, generation: int, instance: str, incarnation: str) -> None:
+        """What is announced in a generation."""
+        if (instance, incarnation) not in self._members.get(generation, ()):
+            raise SimulationFailure("RunOnce", f"{instance} as {incarnation} obeys generation {generation}")
+
+
+class EntriesOnce:
+    """What a channel holds reaches every process that reads it, each entry once, in order and in its own generation,
+    and is let go of when all have taken it."""
+
+    def __init__(self) -> None:
+        self._appended: dict[tuple[int, str], list[object]] = {}
+        self._taken: dict[tuple[int, str, str], int] = {}
+        self._heard: dict[tuple[int, str, str], int] = {}
+
+    def on_appended(self, generation: int, stage: str, message: object) -> None:
+        self._appended.setdefault((generation, stage), []).append(message)
+
+    def on_taken(self, generation: int, stage: str, instance: str, message: object, own_generation: int) -> None:
+        taken = self._taken.get((generation, stage, instance), 0)
+        appended = self._appended.get((generation, stage), [])
+        if taken >= len(appended) or appended[taken] != message:
+            raise SimulationFailure("EntriesOnce", f"{instance} took {message} as entry {taken} of {stage}")
+        if generation != own_generation:
+            raise SimulationFailure("EntriesOnce", f"{instance} took an entry of {generation} in {own_generation}")
+        self._taken[generation, stage, instance] = taken + 1
+
+    def on_heard(self, generation: int, stage: str, instance: str, count: int) -> None:
+        """It has so many of them in memory, and needs no entry of these again."""
+        self._heard[generation, stage, instance] = count
+
+    def on_trimmed(self, generation: int, stage: str, indices: range, readers: Iterable[str]) -> None:
+        for reader in readers:
+            if indices.stop > self._heard.get((generation, stage, reader), 0):
+                raise SimulationFailure("EntriesOnce", f"entries of {stage} are let go of before {reader} took them")
+
+
+class NothingAfterSteppingDown:
+    """A leader that has stepped down begins nothing more, and says nothing more."""
+
+    def on_begun(self, leader: str) -> None:
+        raise SimulationFailure("NothingAfterSteppingDown", f"{leader} goes on")
+
+
 class Completion(msgspec.Struct, frozen=True):
     """A checkpoint that was completed, as it stands in the store."""
 
@@ -420,6 +495,9 @@ class Checkers:
         self.all_acknowledged = AllAcknowledged()
         self.rightly_blamed = RightlyBlamed()
         self.nothing_after_drain = NothingAfterDrain()
+        self.run_once = RunOnce(dag)
+        self.entries_once = EntriesOnce()
+        self.nothing_after_stepping_down = NothingAfterSteppingDown()
 
     def on_claimed(self, record: Decision, objects: Mapping[str, Any]) -> None:
         """A record was created in the store."""

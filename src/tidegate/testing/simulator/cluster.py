@@ -1,23 +1,25 @@
-"""The simulated cluster: instances, an election that nobody may trust, messages that get lost, and faults."""
+"""The simulated cluster: instances, what they share and nobody may trust, and faults."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 import msgspec
 
 from tidegate.errors import CheckpointError, NoCheckpointInProgress
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.messages import Flag
+from tidegate.protocol.placement import Placeable
 from tidegate.protocol.recovery import Refuse
+from tidegate.storage.memory import Memory
 from tidegate.testing.simulator.checkers import Checkers, Manifest, SimulationFailure
 from tidegate.testing.simulator.dag import Dag
 from tidegate.testing.simulator.host import PATIENCE
-from tidegate.testing.simulator.process import SimulatedLeader, SimulatedProcess
-from tidegate.testing.simulator.query import Channel
+from tidegate.testing.simulator.kv import SimulatedKv
+from tidegate.testing.simulator.leading import Moment, SimulatedLeader
+from tidegate.testing.simulator.process import SimulatedProcess
 from tidegate.testing.simulator.store import SimulatedStore, SimulatedTable
 from tidegate.testing.simulator.world import Faults, Process, World
 
@@ -34,6 +36,23 @@ class Mishaps(msgspec.Struct, frozen=True):
     full_disks: int = 0
     standstills: int = 0
     dead_queries: int = 0
+    cut_offs: int = 0
+    early_expiries: int = 0
+    blinks: int = 0
+    departures: int = 0
+    deaths: int = 0
+    """Crashes after which nobody comes back."""
+
+
+class Together(msgspec.Struct, frozen=True):
+    """How instances come together. `late`: when those come that are not there from the start. `pinned`: the stages that
+    some have asked for. `clocks`: by how much theirs are ahead."""
+
+    at_first: int = 1
+    grace_ms: int = 150
+    late: dict[str, int] = {}
+    pinned: dict[str, tuple[str, ...]] = {}
+    clocks: dict[str, int] = {}
 
 
 class Scenario(msgspec.Struct, frozen=True):
@@ -46,6 +65,10 @@ class Scenario(msgspec.Struct, frozen=True):
     faults: Faults
     mishaps: Mishaps
     fault_phase_ms: int = 1_800
+    together: Together = Together()
+    pauses_leader_at: int | None = None
+    """Before and after this of what leaders ask for, the one that asks sleeps until another one leads."""
+    pauses_leader: Moment = Moment.BEFORE
 
 
 class Cluster:
@@ -57,17 +80,23 @@ class Cluster:
         self._clock = random.Random(f"clock {seed}")
         self.store = SimulatedStore(self.world, self.checkers)
         self.tables = {name: SimulatedTable(self.world, self.checkers, name) for name in scenario.dag.sinks}
+        self.placeables = [Placeable(name, (name,), spec.inputs) for name, spec in scenario.dag.stages.items()]
+        together = scenario.together
+        self.expected_at_first, self.grace_ms = together.at_first, together.grace_ms
+        self.files = Memory()
+        self.kv = SimulatedKv(self.world) if scenario.instances > 1 else None
         self.processes = {
-            name: SimulatedProcess(self, name) for name in (f"i{index}" for index in range(scenario.instances))
+            name: SimulatedProcess(self, name, together.pinned.get(name, ()), together.clocks.get(name, 0))
+            for name in (f"i{index}" for index in range(scenario.instances))
         }
+        self.asked = 0
+        """How often leaders have asked for something."""
         self.refused: Refuse | None = None
         self.aborted = 0
         self.crashes = 0
+        self.departed = 0
         self._scenario = scenario
-        self._channels: dict[tuple[int, str], Channel] = {}
-        self._leaders: dict[str, SimulatedLeader] = {}
-        self._leader: SimulatedLeader | None = None
-        self._elections = 0
+        self._gone: set[str] = set()
         self._faults_end = False
 
     def config_now(self) -> CheckpointConfig:
@@ -87,28 +116,6 @@ class Cluster:
             return total
         return min(total, total * self.world.now // self._scenario.fault_phase_ms)
 
-    def channel(self, generation: int, stage: str) -> Channel:
-        return self._channels[generation, stage]
-
-    def members(self) -> dict[str, int]:
-        """The instances that seem to be alive, with their incarnations. One that is paused may be taken for dead."""
-        return {
-            name: instance.process.incarnation
-            for name, instance in self.processes.items()
-            if instance.process.alive and (self._is_awake(name) or self.world.chance(0.5))
-        }
-
-    def _is_awake(self, name: str) -> bool:
-        return self.processes[name].process.paused_until <= self.world.now
-
-    def assign(self, generation: int, members: list[str]) -> dict[str, tuple[str, ...]]:
-        """Spread the stages over the members, and lay the channels of the generation."""
-        placed: dict[str, list[str]] = {name: [] for name in members}
-        for stage in self.dag.stages:
-            placed[self.world.random.choice(members)].append(stage)
-            self._channels[generation, stage] = Channel()
-        return {name: tuple(stages) for name, stages in placed.items()}
-
     def check_watermark(self, generation: int, min_watermark_ms: int | None) -> None:
         watermarks = {
             name: query.watermark_ms
@@ -118,54 +125,49 @@ class Cluster:
         }
         self.checkers.watermark_held_back.on_announced(min_watermark_ms, watermarks)
 
-    # -- messages ---------------------------------------------------------------------------------
-
-    def send_to_process(self, name: str, message: Any) -> None:
-        self._send(self.processes[name].receive, message, self.processes[name])
-
-    def send_to_leader(self, claimant: str, message: Any) -> None:
-        leader = self._leaders.get(claimant)
-        if leader is not None:
-            self._send(leader.receive, message, leader.driver)
-
-    def _send(self, receive: Callable[[Any], None], message: Any, to: SimulatedProcess) -> None:
-        if to.process.alive and not self.world.chance(self.world.faults.lose_message):
-            self.world.after(self.world.delay(10), to.process, receive, message)
-
     # -- leadership -------------------------------------------------------------------------------
 
-    def elect(self, name: str | None = None) -> None:
-        """Make an instance the leader. The old one is not told, and nobody asks whether it is dead."""
-        alive = [name for name, each in self.processes.items() if each.process.alive and self._is_awake(name)]
-        if not alive:
+    @property
+    def leader(self) -> SimulatedLeader | None:
+        """Who leads the newest generation that is led: a user would find it."""
+        found: SimulatedLeader | None = None
+        newest = -1
+        for each in self.processes.values():
+            leading = each.leading
+            if leading is not None and not leading.is_over:
+                generation = 0 if leading.leader is None else leading.leader.generation
+                if generation > newest:
+                    found, newest = leading, generation
+        return found
+
+    def on_leader_asks(self) -> Moment | None:
+        """When it is to sleep."""
+        self.asked += 1
+        return self._scenario.pauses_leader if self.asked == self._scenario.pauses_leader_at else None
+
+    def elect(self) -> None:
+        """Somebody does not see who leads, and takes its place. That one may be the last to hear of it."""
+        leader, kv = self.leader, self.kv
+        if leader is None:
             return
-        chosen = name if name in alive else self.world.random.choice(alive)
-        self._elections += 1
-        for leader in self._leaders.values():
-            if leader.driver.name == chosen:
-                leader.stop()
-        claimant = f"{chosen}#{self._elections}"
-        self._leader = SimulatedLeader(self, self.processes[chosen], claimant)
-        self._leaders[claimant] = self._leader
-        self.world.note("{} is elected", claimant)
-        self._leader.begin()
-
-    def _supervise(self) -> None:
-        """A run that was superseded, or died, is started again somewhere sooner or later."""
-        if self.refused is None:
-            if self._leader is None or self._leader.is_over:
-                self.elect()
-            self.world.after(150, None, self._supervise)
-
-    def restart_generation(self, leader: SimulatedLeader) -> None:
-        """The pipeline failed, or an instance was lost: open a new generation."""
-        leader.stop()
-        if leader is self._leader:
-            self.world.after(self.world.delay(30), None, self.elect, leader.driver.name)
-
-    def on_drained(self, leader: SimulatedLeader) -> None:
-        """A drained pipeline has stopped; somebody starts it again."""
-        self.restart_generation(leader)
+        if kv is None:
+            leader.driver.end_leading()
+            return
+        old = leader.driver
+        others = [
+            each
+            for each in self.processes.values()
+            if each is not old and each.session is not None and not each.session.is_silent
+        ]
+        if not others:
+            return
+        chosen = self.world.random.choice(others)
+        self.world.note("{} does not see {}", chosen.name, old.name)
+        if chosen.session is not None:
+            chosen.session.hide(old.name, 15 + self.world.delay(60))
+        if self.world.random.random() < 0.5:
+            old.process.kv_cut_until = self.world.now + self.world.delay(400)
+            kv.expire_if_silent(old.process)
 
     def on_refused(self, refusal: Refuse, health: Mapping[int, str | None]) -> None:
         """Right only where a damaged checkpoint's rows are visible already, or all are damaged."""
@@ -181,9 +183,7 @@ class Cluster:
         scenario, rng = self._scenario, self.world.random
         self.world.faults = msgspec.structs.replace(scenario.faults)
         for instance in self.processes.values():
-            instance.start_ticking()
-        self.elect()
-        self.world.after(150, None, self._supervise)
+            self.world.after(scenario.together.late.get(instance.name, 0), None, self._restart, instance)
         mishaps = scenario.mishaps
         for count, fault in (
             (mishaps.crashes, self._crash),
@@ -195,6 +195,11 @@ class Cluster:
             (mishaps.full_disks, self._fill_disk),
             (mishaps.standstills, self._stand_still),
             (mishaps.dead_queries, self._kill_query),
+            (mishaps.cut_offs, self._cut_off),
+            (mishaps.early_expiries, self._expire_early),
+            (mishaps.blinks, self._blink),
+            (mishaps.departures, self._depart),
+            (mishaps.deaths, self._die),
         ):
             for _ in range(count):
                 self.world.after(rng.randrange(scenario.fault_phase_ms), None, fault)
@@ -204,22 +209,27 @@ class Cluster:
         self.world.note("the faults end")
         self.world.faults = Faults()
         for instance in self.processes.values():
-            instance.process.paused_until = 0
-            if not instance.process.alive:
+            process = instance.process
+            process.paused_until = process.kv_cut_until = process.store_cut_until = 0
+            if not process.alive and instance.name not in self._gone:
                 self._restart(instance)
-        self.world.after(100, None, self.elect)
-        # Not faults, but without them nothing would show that aborts and second tries lead anywhere.
+        # Not faults, but without them nothing would show that aborts and second tries lead anywhere. A generation that
+        # is opened for their sake would hide that the last one is stuck, so it is not always.
+        if self.world.chance(0.5):
+            self.world.after(100, None, self.elect)
+        if self.world.chance(0.5):
+            self.world.after(200 + self.world.delay(400), None, self._kill_query)
         for table in self.tables.values():
             table.failures_due = 2
         for _ in range(2):
             self.world.after(200 + self.world.delay(400), None, self._cancel)
-        self.world.after(200 + self.world.delay(400), None, self._kill_query)
 
     def _cancel(self) -> None:
         """A user cancels the checkpoint that is under way, as soon as there is one."""
+        leader = self.leader
         try:
-            if self._leader is not None and not self._leader.is_over:
-                self._leader.cancel()
+            if leader is not None:
+                leader.cancel()
                 return
         except NoCheckpointInProgress:
             pass
@@ -227,48 +237,95 @@ class Cluster:
 
     def _crash(self, name: str | None = None) -> None:
         instance = self.processes[name or self.world.random.choice(list(self.processes))]
-        if not instance.process.alive:
-            return
+        if instance.process.alive:
+            self.world.note("{} crashes", instance.name)
+            self._stop(instance)
+            self.world.after(self.world.delay(150), None, self._restart, instance)
+
+    def _stop(self, instance: SimulatedProcess) -> None:
         self.crashes += 1
-        self.world.note("{} crashes", instance.name)
+        if self.kv is not None:
+            self.kv.expire_if_silent(instance.process)
         instance.process.crash()
         instance.forget()
-        for leader in self._leaders.values():
-            if leader.driver is instance:
-                leader.stop()
-        self.world.after(self.world.delay(150), None, self._restart, instance)
-        self.world.after(self.world.delay(120), None, self._notice, instance)
 
     def _restart(self, instance: SimulatedProcess) -> None:
-        if not instance.process.alive:
+        if not instance.process.alive and instance.name not in self._gone:
             instance.process.restart()
-            self.world.note("{} is up again", instance.name)
-            instance.start_ticking()
-            self.world.after(self.world.delay(50), None, self._notice, instance)
+            self.world.note("{} is up", instance.name)
+            instance.begin()
 
-    def _notice(self, instance: SimulatedProcess) -> None:
-        """Membership has changed; who leads hears of it, or somebody else is elected."""
-        leader = self._leader
-        if leader is None or leader.is_over or not leader.driver.process.alive:
-            self.elect()
-        else:
-            if leader.leader is not None:
-                leader.leader.on_lost(instance.name)
-            self.restart_generation(leader)
+    def _die(self) -> None:
+        """Not the last one."""
+        living = [name for name in self.processes if name not in self._gone]
+        if len(living) > 1:
+            name = self.world.random.choice(living)
+            self._gone.add(name)
+            self.world.note("{} dies", name)
+            if self.processes[name].process.alive:
+                self._stop(self.processes[name])
+
+    def _depart(self) -> None:
+        """Somebody stops one of several in order."""
+        present = [each for each in self.processes.values() if each.exchange is not None and each.process.alive]
+        if len(present) > 1:
+            self.world.random.choice(present).leave()
+
+    def on_left(self, instance: SimulatedProcess) -> None:
+        """It has no part in the newest generation, and goes. It may be started again."""
+        self.world.note("{} leaves", instance.name)
+        if instance.session is not None:
+            instance.session.leave()
+        instance.process.crash()
+        instance.forget()
+        self.departed += 1
+        self.world.after(self.world.delay(600), None, self._restart, instance)
 
     def _pause(self) -> None:
         """A process stops and wakes up later, knowing nothing of it (SIGSTOP, a long collection)."""
-        leader = self._leader
+        process = self._somebody().process
+        if process.alive:
+            self.put_to_sleep(process, self.world.delay(800))
+
+    def _somebody(self) -> SimulatedProcess:
+        """Who leads more often than others."""
+        leader = self.leader
         name = self.world.random.choice(list(self.processes))
         if leader is not None and self.world.random.random() < 0.6:
-            name = leader.driver.name
-        if self.processes[name].process.alive:
-            self.put_to_sleep(self.processes[name].process)
+            return leader.driver
+        return self.processes[name]
 
-    def put_to_sleep(self, process: Process) -> None:
-        process.paused_until = self.world.now + self.world.delay(800)
+    def put_to_sleep(self, process: Process, for_ms: int) -> None:
+        process.paused_until = self.world.now + for_ms
         self.world.note("{} is paused until {} ms", process.name, process.paused_until)
-        self.world.after(self.world.delay(100), None, self.elect)
+        if self.kv is not None:
+            self.kv.expire_if_silent(process)
+
+    def _cut_off(self) -> None:
+        """From what they share, from the store, or from both; it goes on."""
+        process = self._somebody().process
+        until_ms = self.world.now + self.world.delay(500)
+        what = self.world.random.randrange(3)
+        if what != 0:
+            process.store_cut_until = until_ms
+        if what != 1 and self.kv is not None:
+            process.kv_cut_until = until_ms
+            self.kv.expire_if_silent(process)
+        from_what = ("the others", "the store", "the others and the store")[what]
+        self.world.note("{} is cut off from {} until {} ms", process.name, from_what, until_ms)
+
+    def _blink(self) -> None:
+        """One does not see another for a moment, which nobody else notices."""
+        one, other = self._somebody(), self.world.random.choice(list(self.processes))
+        if one.session is not None:
+            self.world.note("{} does not see {} for a moment", one.name, other)
+            one.session.hide(other, self.world.delay(60))
+
+    def _expire_early(self) -> None:
+        """Somebody is taken for dead who is not."""
+        session = self._somebody().session
+        if self.kv is not None and session is not None:
+            self.kv.expire(session)
 
     def _fill_disk(self) -> None:
         """Nothing can be written, what lies there can be read and deleted, and then somebody makes room."""
@@ -287,9 +344,10 @@ class Cluster:
             self.world.random.choice(running).die("a task failed too often")
 
     def _drain(self) -> None:
-        if self._leader is not None:
+        leader = self.leader
+        if leader is not None:
             with suppress(CheckpointError):
-                self._leader.trigger(Flag.DRAIN)
+                leader.trigger(Flag.DRAIN)
 
     def _lose_power(self) -> None:
         """Everything goes down while a record is being written to the log, and half of it is there afterwards."""

@@ -40,7 +40,7 @@ class Host:
 
     @property
     def now_ms(self) -> int:
-        return self.world.now
+        return self.world.now + self.process.clock_ahead_ms
 
     def start(self, flow: Flow[None], on_failed: Callable[[TidegateError], None]) -> None:
         if self.scope.is_over:
@@ -60,7 +60,7 @@ class Host:
                 request = flow.send(answer) if failure is None else flow.throw(failure)
                 answer = failure = None
                 try:
-                    answer = await self._handlers[type(request)](request)
+                    answer = await self.carry_out(request)
                 except TidegateError as error:
                     failure = error
         except StopIteration:
@@ -71,6 +71,9 @@ class Host:
             on_failed(error)
         finally:
             flow.close()
+
+    async def carry_out(self, request: Request[Any]) -> Any:
+        return await self._handlers[type(request)](request)
 
     async def _sleep(self, request: Sleep) -> None:
         await self.world.sleep(request.delay_ms)

@@ -2,86 +2,344 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from tidegate.errors import (
-    CheckpointsFailed,
-    Fenced,
-    InstanceFailed,
-    NoCheckpointInProgress,
-    StageFailed,
-    StoreUnavailable,
-    Superseded,
-    TidegateError,
-)
+import msgspec
+
+from tidegate.cluster.exchange import Exchange, Heard, Profile
+from tidegate.errors import CoordinationUnavailable, StageFailed, StoreUnavailable, TidegateError
 from tidegate.flows import requests
-from tidegate.flows.leader import Announced, Assignment, Leader, Visible
-from tidegate.flows.member import Member, MemberFailed, Seen, ToLeader
-from tidegate.flows.opening import Opening
-from tidegate.flows.requests import Asker, Request, StartOrder
+from tidegate.flows.boards import MemberSays, hand_to_leader, hand_to_member
+from tidegate.flows.instance import Cue, Instance, had_part
+from tidegate.flows.leader import Announced, Visible
+from tidegate.flows.member import Member, ToLeader
+from tidegate.flows.requests import StartOrder
 from tidegate.flows.stage import StageCheckpoints
-from tidegate.protocol.commit import CommitPermit
-from tidegate.protocol.coordinator import AbortReason, Checkpoint, StageDecline, StageReport
-from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
-from tidegate.protocol.messages import Barrier, Flag
-from tidegate.protocol.quorum import Ack, Announcement
-from tidegate.protocol.recovery import Refuse
-from tidegate.protocol.retention import StoredFile
+from tidegate.protocol.coordinator import StageDecline, StageReport
+from tidegate.protocol.membership import Attendance, LeaderClaim, Standing
+from tidegate.protocol.messages import Barrier
+from tidegate.protocol.outlet import Outlet
+from tidegate.protocol.quorum import AnnouncedPhase, Announcement
 from tidegate.testing.simulator.checkers import Manifest, SimulationFailure
-from tidegate.testing.simulator.host import PATIENCE, Host
-from tidegate.testing.simulator.query import QueryState, SimulatedQuery, SimulatedSegment, sealed_in
+from tidegate.testing.simulator.host import Host
+from tidegate.testing.simulator.kv import SimulatedSession
+from tidegate.testing.simulator.leading import SimulatedLeader
+from tidegate.testing.simulator.query import Channel, QueryState, SimulatedQuery, SimulatedSegment, sealed_in
 from tidegate.testing.simulator.world import Process, Scope
 
 if TYPE_CHECKING:
     from tidegate.testing.simulator.cluster import Cluster
 
-LEADER_TICK_MS: Final = 25
 MEMBER_TICK_MS: Final = 40
+_LISTEN_MS: Final = 150
+"""A notice that is missed costs so much."""
 
-REASONS_TO_STEP_DOWN: Final = (Superseded, Fenced, StoreUnavailable, CheckpointsFailed, InstanceFailed)
 REASONS_TO_FAIL: Final = (StageFailed,)
 """Any other error is a defect, which a new generation would hide."""
 
 
-class SimulatedProcess(Host):
-    """A driver process, which is a member: it runs some of the stages of one generation."""
+class Carried(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """A message of a channel, for a reader in another process."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
-        super().__init__(cluster, Process(name))
+    segment: SimulatedSegment | None = None
+    barrier: Barrier | None = None
+
+
+_carried: Final = msgspec.json.Decoder(Carried)
+
+
+class SimulatedProcess(Host):
+    """A driver process, which is a member: it runs some of the stages of one generation. Sometimes it leads one."""
+
+    def __init__(self, cluster: Cluster, name: str, pinned: tuple[str, ...] = (), clock_ahead_ms: int = 0) -> None:
+        super().__init__(cluster, Process(name, clock_ahead_ms))
         self.name = name
-        self.queries: dict[str, SimulatedQuery] = {}
-        self.member = Member(self, name)
+        self._pinned = pinned
+        self.process.alive = False
+        self._elections = 0
         self._handlers |= {
             requests.RunStages: self._run_stages,
             requests.DropShown: self._drop_shown,
         }
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """What an incarnation knows at first: nothing."""
+        self.queries: dict[str, SimulatedQuery] = {}
+        self.leading: SimulatedLeader | None = None
+        self.is_leaving = False
+        self._channels: dict[tuple[int, str], Channel] = {}
+        self._outlets: dict[str, Outlet] = {}
+        self.placements: dict[int, dict[str, str]] = {}
+        """Where each stage of a generation runs that is yet to begin here."""
+        self._under_way: set[int] = set()
+        self.member = Member(self, self.name)
+        self._says = MemberSays(0, self.name, self.incarnation)
+        self.session: SimulatedSession | None = None
+        self.exchange: Exchange | None = None
+        self._alone = Heard()
+        self._is_to_send = self._is_to_receive = self._is_round_due = False
+        self._is_in_round = False
+        self.instance = Instance(
+            LeaderClaim(self.name, self.incarnation),
+            how_many=self.cluster.expected_at_first,
+            grace_ms=self.cluster.grace_ms,
+        )
 
     def forget(self) -> None:
         """What a crash does to memory."""
         self._stop_queries()
+        if self.leading is not None:
+            self.leading.stop()
+        if self.session is not None:
+            self.session.close()
         self.scope.is_over = True
         self.scope = Scope()
-        self.member = Member(self, self.name)
+        self._begin_anew()
 
     def _stop_queries(self) -> None:
         for query in self.queries.values():
             query.stop()
         self.queries = {}
 
-    def start_ticking(self) -> None:
+    # -- among others -----------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """The process has started, or begins anew."""
+        kv = self.cluster.kv
+        if kv is None:
+            own = self.instance.own
+            self._alone = Heard({self.name: Attendance(self.incarnation)}, claim=own)
+        else:
+            self.session = kv.open(self.process)
+            self.exchange = Exchange(
+                self.session, self.cluster.files, self.name, self.incarnation, Profile(self._pinned)
+            )
+            try:
+                self.exchange.join()
+            except CoordinationUnavailable:
+                self.world.after(self.world.delay(30), self.process, self._join_anew)
+                return
+            self.world.note("{} joins as {}", self.name, self.incarnation)
+            self.exchange.on_heard = self._round_soon
+            self.session.on_notice = self._receive_soon
+            self.session.listens = self._listens
+            self._listen()
         self.world.after(self.world.delay(MEMBER_TICK_MS), self.process, self._tick)
+
+    def _join_anew(self) -> None:
+        """Others may have taken it for dead: it is another incarnation from now on."""
+        self.process.renew()
+        self.forget()
+        self.begin()
+
+    def _listens(self) -> tuple[str, ...]:
+        return () if self.exchange is None else self.exchange.folders
+
+    @property
+    def heard(self) -> Heard:
+        return self._alone if self.exchange is None else self.exchange.heard
+
+    def _listen(self) -> None:
+        self._receive_soon()
+        self.world.after(_LISTEN_MS, self.process, self._listen)
+
+    def _receive_soon(self, longest_ms: int = 14) -> None:
+        if not self._is_to_receive:
+            self._is_to_receive = True
+            self.world.after(self.world.delay(longest_ms), self.process, self._receive)
+
+    def _receive(self) -> None:
+        self._is_to_receive = False
+        if self.exchange is not None and not self._talks(self.exchange.receive):
+            self._receive_soon(30)
+
+    def _send_soon(self, longest_ms: int = 8) -> None:
+        if not self._is_to_send:
+            self._is_to_send = True
+            self.world.after(self.world.delay(longest_ms), self.process, self._send)
+
+    def _send(self) -> None:
+        self._is_to_send = False
+        if self.exchange is not None and not self._talks(self.exchange.send):
+            self._send_soon(30)
+
+    def _talks(self, act: Callable[[], None]) -> bool:
+        """Whether it has worked; else it is to be done later."""
+        faults = self.world.faults
+        if self.world.chance(faults.lose_message):
+            return False
+        try:
+            act()
+            if self.world.chance(faults.repeats):
+                act()
+        except CoordinationUnavailable:
+            return False
+        return True
+
+    def leave(self) -> None:
+        """In order: nothing of it is missed."""
+        self.is_leaving = True
+        self.world.note("{} wants to leave", self.name)
+        self.say()
+
+    # -- one round --------------------------------------------------------------------------------
+
+    def _round_soon(self) -> None:
+        if not self._is_round_due:
+            self._is_round_due = True
+            self.world.after(1, self.process, self._round)
 
     def _tick(self) -> None:
         self.member.on_time()
+        self._round()
         self.world.after(MEMBER_TICK_MS, self.process, self._tick)
+
+    def _round(self) -> None:
+        """What the control thread does with what was heard."""
+        self._is_round_due = False
+        if self.heard.is_lost:
+            self.world.note("{} is told that it was taken for dead", self.name)
+            self._join_anew()
+            return
+        if self.exchange is not None:
+            self._is_in_round = True
+            self._take_entries(self.exchange)
+            self._read_boards()
+            self._is_in_round = False
+        self._look()
+        self.say()
+
+    def _read_boards(self) -> None:
+        heard = self.heard
+        leaders = [board for name, board in heard.leaders.items() if name != self.name]
+        if len(leaders) > 1:
+            leaders.sort(key=lambda each: -each.generation)
+        for board in leaders:
+            if board.generation > self.member.generation:
+                placement = {stage: name for name, order in board.orders.items() for stage in order.stages}
+                self.placements[board.generation] = placement
+            hand_to_member(board, self.member)
+        leader = None if self.leading is None else self.leading.leader
+        for name, each in heard.members.items():
+            if name == self.name:
+                continue
+            if leader is not None:
+                for ack in each.acks:
+                    self.cluster.checkers.all_acknowledged.on_ack(ack)
+                hand_to_leader(each, leader)
+            if each.generation == self.member.generation:
+                for stage, outlet in self._outlets.items():
+                    outlet.on_taken(name, (each.told or {}).get(stage, 0))
+
+    def _look(self) -> None:
+        heard = self.heard
+        is_to_open = self.leading is None and heard.claim == self.instance.own
+        expected = had_part(heard.leaders, heard.members) if is_to_open else ()
+        hearing = None if self.exchange is None else self.exchange.hearings
+        cue = self.instance.look(heard.present, heard.claim, self.now_ms, expected, hearing)
+        if self.cluster.refused is not None:
+            return
+        if cue is Cue.CAMPAIGN and self.exchange is not None:
+            self.exchange.campaign()
+        elif cue is Cue.OPEN and self.leading is None:
+            self._elections += 1
+            self.leading = SimulatedLeader(self, f"{self.name}.{self.incarnation}#{self._elections}")
+            self.leading.begin()
+        elif cue is Cue.END or (self._is_opening and self.instance.standing is Standing.FOLLOWS):
+            self.world.note("{} ends its generation: {}", self.name, self.instance.why)
+            self.end_leading()
+        if self.is_leaving and self.leading is None:
+            self._leave_if_free()
+
+    def _leave_if_free(self) -> None:
+        """When it has no part in what comes after, or nobody else is there."""
+        newest = max(self.heard.leaders.values(), key=lambda each: each.generation, default=None)
+        has_part = newest is None or newest.generation <= self.member.generation or self.name in newest.orders
+        if not has_part or len(self.heard.present) == 1:
+            self.cluster.on_left(self)
+
+    @property
+    def _is_opening(self) -> bool:
+        return self.leading is not None and self.leading.leader is None
+
+    def end_leading(self) -> None:
+        """Its generation is over, or was not opened."""
+        if self.leading is not None:
+            self.leading.stop()
+            self.leading = None
+            self.instance.on_ended()
+            self._round_soon()
+            if self.exchange is not None:
+                self._receive_soon()
+
+    def say(self) -> None:
+        exchange = self.exchange
+        if exchange is None:
+            return
+        if self.leading is not None and self.leading.leader is not None and self.leading.says is not None:
+            self.leading.says.seen_by_all(self.leading.leader.seen_by_all)
+            exchange.lead(self.leading.says.board())
+        generation = self.member.generation
+        told = {stage: exchange.taken((generation, stage)) for _, stage in exchange.followed}
+        for stage, count in told.items():
+            self.cluster.checkers.entries_once.on_heard(generation, stage, self.name, count)
+        exchange.follow_up(self._says.board(told or None, is_leaving=self.is_leaving))
+        for stage, outlet in self._outlets.items():
+            if done := outlet.let_go():
+                self.cluster.checkers.entries_once.on_trimmed(generation, stage, done, outlet.readers)
+                exchange.trim((generation, stage), done)
+        if exchange.said.is_set():
+            self._send_soon()
+
+    # -- channels ---------------------------------------------------------------------------------
+
+    def channel(self, generation: int, stage: str) -> Channel:
+        """As far as it is known here."""
+        return self._channels.setdefault((generation, stage), Channel())
+
+    def carry(self, generation: int, stage: str, message: SimulatedSegment | Barrier) -> None:
+        """To readers in other processes."""
+        outlet = self._outlets.get(stage)
+        if outlet is not None and self.exchange is not None and generation == self.member.generation:
+            carried = Carried(barrier=message) if isinstance(message, Barrier) else Carried(message)
+            self.cluster.checkers.entries_once.on_appended(generation, stage, message)
+            self.exchange.append((generation, stage), outlet.append(), msgspec.json.encode(carried))
+            self._send_soon()
+
+    def _take_entries(self, exchange: Exchange) -> None:
+        for (generation, stage), value in exchange.entries():
+            carried = _carried.decode(value)
+            message = carried.barrier or carried.segment
+            if message is not None:
+                checker = self.cluster.checkers.entries_once
+                checker.on_taken(generation, stage, self.name, message, self.member.generation)
+                self.channel(generation, stage).append(message, stage)
+
+    def _lay_channels(self, order: StartOrder) -> None:
+        placement = self.placements[order.generation]
+        self.placements = {number: each for number, each in self.placements.items() if number > order.generation}
+        stages = self.cluster.dag.stages
+        self._channels.clear()
+        self._outlets = {}
+        if self.exchange is None:
+            return
+        for name in order.stages:
+            readers = {placement[reader] for reader in self.cluster.dag.readers(name)} - {self.name}
+            if readers:
+                self._outlets[name] = Outlet(sorted(readers))
+        read = {each for name in order.stages for each in stages[name].inputs if placement[each] != self.name}
+        self.exchange.follow([(order.generation, each) for each in sorted(read)])
 
     # -- what a member asks -----------------------------------------------------------------------
 
     @property
-    def incarnation(self) -> int:
-        return self.process.incarnation
+    def incarnation(self) -> str:
+        return str(self.process.incarnation)
 
     def receive(self, message: StartOrder | Announced | Visible) -> None:
+        """From the leader in the same process."""
         match message:
             case StartOrder():
                 self.member.on_start(message)
@@ -89,17 +347,31 @@ class SimulatedProcess(Host):
                 self.member.on_announced(message)
             case Visible():
                 self.member.on_visible(message)
+        self.say()
 
     def send(self, leader: str, message: ToLeader) -> None:
-        if isinstance(message, Ack):
-            self.cluster.checkers.all_acknowledged.on_ack(message)
-        elif isinstance(message, StageDecline):
+        if isinstance(message, StageDecline):
             self.cluster.checkers.rightly_blamed.on_decline(message)
-        self.cluster.send_to_leader(leader, message)
+        self._says.say(message)
+        if self.leading is not None and self.leading.claimant == leader:
+            self.hand_over(self.leading.receive, message)
+        elif not self._is_in_round:  # else it is said at its end
+            self._round_soon()
+
+    def hand_over(self, receive: Callable[[Any], None], message: Any) -> None:
+        """Within the process. It may be as late as to another one, or get lost."""
+        if not self.world.chance(self.world.faults.lose_message):
+            self.world.after(self.world.delay(10), self.process, receive, message)
 
     def on_announced(self, announcement: Announcement) -> None:
-        taken = self.cluster.checkers.announcements_in_order
-        taken.on_taken(announcement.generation, self.name, announcement.sequence)
+        checkers = self.cluster.checkers
+        checkers.announcements_in_order.on_taken(announcement.generation, self.name, announcement.sequence)
+        checkers.run_once.on_obeyed(announcement.generation, self.name, self.incarnation)
+        if announcement.phase is AnnouncedPhase.PREPARE:
+            self._under_way.add(announcement.barrier.checkpoint_id)
+        else:
+            self._under_way.discard(announcement.barrier.checkpoint_id)
+            self._says.forget_but(self._under_way)
 
     def on_failed(self, error: TidegateError) -> None:
         self.world.note("{} cannot go on: {}", self.name, error)
@@ -109,6 +381,11 @@ class SimulatedProcess(Host):
     async def _run_stages(self, request: requests.RunStages) -> dict[str, StageCheckpoints]:
         order = request.order
         self._stop_queries()
+        self._says = MemberSays(order.generation, self.name, self.incarnation)
+        self._under_way = set()
+        self._lay_channels(order)
+        self.say()
+        self.cluster.checkers.run_once.on_run(order.generation, order.stages, self.name, self.incarnation)
         self.world.note("{} runs {} in generation {}", self.name, list(order.stages), order.generation)
         manifest: Manifest | None = None
         if order.base is not None:
@@ -171,245 +448,3 @@ class SimulatedProcess(Host):
         await self.cluster.tables[request.sink].drop(
             lambda staged: staged.generation <= generation and staged.batch <= through
         )
-
-
-class SimulatedLeader(Host):
-    """What a process does to lead: it opens a generation, and then leads it."""
-
-    def __init__(self, cluster: Cluster, driver: SimulatedProcess, claimant: str) -> None:
-        super().__init__(cluster, driver.process)
-        self.driver = driver
-        self.claimant = claimant
-        self.leader: Leader | None = None
-        self._members: tuple[str, ...] = ()
-        self._store = cluster.store
-        self._handlers |= {
-            requests.ReadLog: self._read_log,
-            requests.Claim: self._claim,
-            requests.Force: self._nothing,
-            requests.Trim: self._trim,
-            requests.Mark: self._mark,
-            requests.LargestMarked: self._largest_marked,
-            requests.ForgetMarks: self._forget_marks,
-            requests.ReadSinks: self._read_sinks,
-            requests.HasLeftovers: self._has_leftovers,
-            requests.Examine: self._examine,
-            requests.Fence: self._fence,
-            requests.Fit: self._fit,
-            requests.WriteManifest: self._write_manifest,
-            requests.ReadReports: self._read_reports,
-            requests.CommitSink: self._commit_sink,
-            requests.ListStored: self._list_stored,
-            requests.Delete: self._delete,
-            requests.ForgetStaged: self._forget_staged,
-        }
-
-    @property
-    def is_over(self) -> bool:
-        return self.scope.is_over
-
-    @property
-    def _generation(self) -> int:
-        return 0 if self.leader is None else self.leader.generation
-
-    def begin(self) -> None:
-        self.start(self._lead(), self.on_stepped_down)
-
-    def stop(self) -> None:
-        if not self.is_over:
-            self.world.note("{} leads no more", self.claimant)
-        self.scope.is_over = True
-
-    async def _lead(self) -> None:
-        cluster = self.cluster
-        members = cluster.members()
-        opening = Opening(self, self.claimant, PATIENCE)
-        opened = await opening.open()
-        if isinstance(opened, Refuse):
-            cluster.on_refused(opened, opening.health)
-            return
-        base = None
-        if opened.base is not None:
-            base = await Asker(self, PATIENCE).insist(requests.ReadReports(opened.base))
-        self.world.note("{} opened generation {} from {}", self.claimant, opened.generation, opened.base)
-        assignment = cluster.assign(opened.generation, list(members))
-        self._members = tuple(members)
-        self.leader = Leader(
-            self,
-            opened,
-            cluster.dag.stages,
-            cluster.dag.sinks,
-            {
-                name: Assignment(members[name], stages, any(cluster.dag.stages[each].is_source for each in stages))
-                for name, stages in assignment.items()
-            },
-            cluster.config_now(),
-            base,
-            PATIENCE,
-        )
-        self._tick()
-
-    def _tick(self) -> None:
-        if not self.is_over and self.leader is not None:
-            self.leader.on_time()
-            self.world.after(LEADER_TICK_MS, self.process, self._tick)
-
-    def receive(self, message: ToLeader) -> None:
-        leader = self.leader
-        if self.is_over or leader is None:
-            return
-        match message:
-            case Seen(generation, instance, sequence):
-                if generation == leader.generation:
-                    leader.on_seen(instance, sequence)
-            case StageReport():
-                leader.on_report(message)
-            case Ack():
-                leader.on_ack(message)
-            case MemberFailed(generation, instance, why):
-                if generation == leader.generation:
-                    leader.on_failed(instance, why)
-            case StageDecline():
-                leader.on_decline(message)
-
-    def trigger(self, flags: Flag) -> None:
-        """A user asks for a checkpoint."""
-        if self.leader is not None and not self.is_over:
-            self.leader.trigger(flags)
-
-    def cancel(self) -> None:
-        """A user cancels the checkpoint that is being prepared."""
-        if self.leader is None or not self.leader.cancel():
-            raise NoCheckpointInProgress("there is none to cancel")
-
-    # -- what a leader tells ----------------------------------------------------------------------
-
-    def send(self, instance: str, message: StartOrder | Announced | Visible) -> None:
-        self.cluster.send_to_process(instance, message)
-
-    def on_begun(self, checkpoint: Checkpoint) -> None:
-        barrier = checkpoint.barrier
-        self.world.note("{} begins {}", self.claimant, barrier)
-        checkers = self.cluster.checkers
-        checkers.monotone_ids.on_prepared(checkpoint.generation, barrier.checkpoint_id, barrier.epoch)
-        checkers.rightly_blamed.on_announced(checkpoint.generation, barrier.checkpoint_id)
-
-    def on_aborted(self, barrier: Barrier, reason: AbortReason, detail: str) -> None:
-        self.world.note("{} aborts {}: {}, {}", self.claimant, barrier, reason.value, detail)
-        self.cluster.aborted += 1
-        self.cluster.checkers.rightly_blamed.on_aborted(self._generation, barrier.checkpoint_id, reason)
-
-    def on_completed(self, record: CheckpointCompleted, checkpoint: Checkpoint, min_watermark_ms: int | None) -> None:
-        self.cluster.check_watermark(record.generation, min_watermark_ms)
-        self.cluster.checkers.all_acknowledged.on_decided(record, self._members)
-        if checkpoint.barrier.is_drain:
-            self.cluster.on_drained(self)
-
-    def on_commit_failed(self, sink: str, permit: CommitPermit, failures: int, error: TidegateError) -> None:
-        self.world.note("{}: {} of {} failed ({}): {}", self.claimant, permit, sink, failures, error)
-
-    def on_shown(self, checkpoint_id: int) -> None:
-        self.world.note("all tables show checkpoint {}", checkpoint_id)
-
-    def on_not_cleaned(self, error: StoreUnavailable) -> None:
-        self.world.note("{} could not clean up: {}", self.claimant, error)
-
-    def on_stepped_down(self, why: TidegateError) -> None:
-        self.world.note("{} steps down: {}", self.claimant, why)
-        is_open = self.leader is not None and self.cluster.checkers.log.generation == self._generation
-        if not isinstance(why, REASONS_TO_STEP_DOWN) or (is_open and isinstance(why, Superseded)):
-            raise SimulationFailure("Protocol", f"{self.claimant} steps down: {type(why).__name__}: {why}")
-        if isinstance(why, Superseded | Fenced):
-            self.stop()
-        else:
-            self.cluster.restart_generation(self)
-
-    # -- what a leader asks -----------------------------------------------------------------------
-
-    async def _nothing(self, _request: Request[Any]) -> None:
-        """What was written is there."""
-
-    async def _fit(self, _request: requests.Fit) -> bool:
-        return True
-
-    async def _read_log(self, _request: requests.ReadLog) -> DecisionLog:
-        records, torn = await self._store.read_log()
-        return DecisionLog.from_records(records, torn)
-
-    async def _claim(self, request: requests.Claim) -> bool:
-        if self.world.chance(self.world.faults.sleeps_before_claim):
-            self.cluster.put_to_sleep(self.process)
-            await self.world.sleep(1)
-        claimed: bool = await self._store.claim(request.record)
-        return claimed
-
-    async def _trim(self, request: requests.Trim) -> None:
-        await self._store.trim_log(request.start, request.but)
-
-    async def _mark(self, request: requests.Mark) -> None:
-        await self._store.reserve(request.checkpoint_id)
-
-    async def _largest_marked(self, _request: requests.LargestMarked) -> int:
-        largest: int = await self._store.largest_reserved()
-        return largest
-
-    async def _forget_marks(self, request: requests.ForgetMarks) -> None:
-        await self._store.forget_marks(request.below)
-
-    async def _read_sinks(self, _request: requests.ReadSinks) -> dict[str, Any]:
-        return {name: await table.facts() for name, table in self.cluster.tables.items()}
-
-    async def _has_leftovers(self, _request: requests.HasLeftovers) -> bool:
-        return bool(await self._store.list_objects())
-
-    async def _fence(self, request: requests.Fence) -> None:
-        for table in self.cluster.tables.values():
-            await table.fence(request.generation)
-
-    async def _examine(self, request: requests.Examine) -> str | None:
-        held = await self._store.get(request.record.manifest)
-        if held is None:
-            return "its manifest is gone"
-        stored = dict(await self._store.list_objects())
-        missing = [path for report in held.value.values() for path in report.files if path not in stored]
-        return f"{missing[0]} is gone" if missing else None
-
-    async def _write_manifest(self, request: requests.WriteManifest) -> requests.Written:
-        checkpoint = request.checkpoint
-        path = f"g{checkpoint.generation}/manifest-{checkpoint.checkpoint_id}"
-        manifest: Manifest = dict(checkpoint.reports)
-        await self._store.put(path, checkpoint.generation, manifest)
-        return requests.Written(path, "", self.cluster.clock())
-
-    async def _read_reports(self, request: requests.ReadReports) -> Manifest | None:
-        held = await self._store.get(request.record.manifest)
-        return None if held is None else held.value
-
-    async def _commit_sink(self, request: requests.CommitSink) -> None:
-        answer = await self.cluster.tables[request.sink].commit(request.permit, sealed_in(request.committable))
-        self.world.note("{} committed {} to {}: {}", self.claimant, request.permit, request.sink, answer)
-        if isinstance(answer, Fenced):
-            raise answer
-
-    async def _list_stored(self, request: requests.ListStored) -> list[StoredFile]:
-        return [
-            StoredFile(path, each)
-            for path, each in await self._store.list_objects()
-            if each != self._generation or self._is_behind(path, request)
-        ]
-
-    def _is_behind(self, path: str, request: requests.ListStored) -> bool:
-        kind, number = path.rpartition("/")[2].rsplit("-", 1)
-        if kind in ("state", "manifest"):
-            return int(number) < request.visible
-        stage = path.split("/")[1]
-        positions = [request.reports[reader].positions[stage] for reader in self.cluster.dag.readers(stage)]
-        return int(number) <= min(positions)
-
-    async def _delete(self, request: requests.Delete) -> None:
-        self.world.note("{} deletes {} files", self.claimant, len(request.files))
-        await self._store.delete([file.path for file in request.files], self._generation)
-
-    async def _forget_staged(self, request: requests.ForgetStaged) -> None:
-        for table in self.cluster.tables.values():
-            await table.drop(lambda staged: staged.generation < request.before_generation)

@@ -39,12 +39,19 @@ class SimulatedSegment(msgspec.Struct, frozen=True):
 
 
 class Channel:
-    """The ordered, durable log of one stage's output in one generation."""
+    """The ordered, durable log of one stage's output in one generation, as far as one process knows it."""
 
     def __init__(self) -> None:
         self.messages: list[SimulatedSegment | Barrier] = []
         self.readers: list[SimulatedQuery] = []
         self.segments: dict[int, SimulatedSegment] = {}
+
+    def append(self, message: SimulatedSegment | Barrier, stage: str) -> None:
+        if isinstance(message, SimulatedSegment):
+            self.segments[message.sequence] = message
+        self.messages.append(message)
+        for reader in self.readers:
+            reader.notice(stage)
 
 
 class QueryState(msgspec.Struct, frozen=True):
@@ -92,8 +99,8 @@ class SimulatedQuery(Host):
         self._rows = dict(start.rows)
         self._batch = -1 if start.batch is None else start.batch
         self._output_sequence = start.output_sequence
-        self._channels = {name: cluster.channel(generation, name) for name in spec.inputs}
-        self._output = cluster.channel(generation, spec.name)
+        self._channels = {name: driver.channel(generation, name) for name in spec.inputs}
+        self._output = driver.channel(generation, spec.name)
         self._cursors = dict.fromkeys(spec.inputs, 0)
         self._released: dict[str, deque[SimulatedSegment]] = {name: deque() for name in spec.inputs}
         self._batch_runs = False
@@ -206,6 +213,9 @@ class SimulatedQuery(Host):
         if self._world.has_full_disk:
             self.die("no space left on device")
             return
+        if self.process.store_cut_until > self._world.now:
+            self._wake(self._world.delay(60), self._commit_batch, positions, rows)
+            return
         self._batch_runs = False
         self._batch += 1
         output: list[tuple[int, int, int]] = []
@@ -230,13 +240,11 @@ class SimulatedQuery(Host):
         path = f"g{self.generation}/{self.spec.name}/segment-{self._output_sequence}"
         segment = SimulatedSegment(self._output_sequence, path, rows)
         self._store.write_now(path, self.generation, segment)
-        self._output.segments[segment.sequence] = segment
         self._append(segment)
 
     def _append(self, message: SimulatedSegment | Barrier) -> None:
-        self._output.messages.append(message)
-        for reader in self._output.readers:
-            reader.notice(self.spec.name)
+        self._output.append(message, self.spec.name)
+        self._driver.carry(self.generation, self.spec.name, message)
 
     # -- what its part in checkpoints asks --------------------------------------------------------
 

@@ -10,7 +10,7 @@ import msgspec
 from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
 from tidegate.testing.simulator.checkers import Completion, SimulationFailure
-from tidegate.testing.simulator.cluster import Cluster, Mishaps, Scenario
+from tidegate.testing.simulator.cluster import Cluster, Mishaps, Scenario, Together
 from tidegate.testing.simulator.dag import Dag, random_dag
 from tidegate.testing.simulator.world import Faults
 
@@ -72,12 +72,16 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
             max_inflight_bytes=rng.choice((0, 300, 10**6)),
         ),
     )
+    instances = rng.randint(1, 3)
+    # Drawn apart: what else a seed does is the same, however many there are.
+    others = random.Random(f"together {seed}")
     return Scenario(
         dag=dag,
         config=config,
-        instances=rng.randint(1, 3),
+        instances=instances,
         rows={name: rng.choice((0, 1, 60, 250, 500)) for name in dag.sources},
-        faults=Faults(
+        faults=_with_kv_faults(
+            others,
             lose_message=sometimes(0.2),
             store_fails=sometimes(0.1),
             store_fails_after_writing=sometimes(0.15),
@@ -95,7 +99,46 @@ def random_scenario(seed: int, dag: Dag | None = None) -> Scenario:
             full_disks=up_to(2),
             standstills=1 if rng.random() < 0.3 else 0,
             dead_queries=up_to(2),
+            **_mishaps_of_several(others),
         ),
+        together=_together(others, dag, instances),
+    )
+
+
+def _with_kv_faults(rng: random.Random, **others: float) -> Faults:
+    faults = Faults()
+    for name, likely in others.items():
+        setattr(faults, name, likely)
+    for name, highest in (("kv_fails", 0.15), ("kv_lags", 0.3), ("lose_notice", 0.5), ("repeats", 0.3)):
+        if rng.random() < 0.5:
+            setattr(faults, name, rng.random() * highest)
+    return faults
+
+
+def _mishaps_of_several(rng: random.Random) -> dict[str, int]:
+    return {
+        name: rng.randint(1, most) if rng.random() < likely else 0
+        for name, most, likely in (
+            ("cut_offs", 3, 0.5),
+            ("early_expiries", 2, 0.3),
+            ("blinks", 3, 0.3),
+            ("departures", 2, 0.25),
+            ("deaths", 1, 0.2),
+        )
+    }
+
+
+def _together(rng: random.Random, dag: Dag, instances: int) -> Together:
+    """Half of them begin together, some know what they want to run, and no two clocks agree."""
+    names = [f"i{index}" for index in range(instances)]
+    late = rng.sample(names, rng.randint(0, instances - 1)) if rng.random() < 0.5 else []
+    pinned = rng.sample(names, rng.randint(0, instances)) if rng.random() < 0.3 else []
+    return Together(
+        at_first=rng.randint(1, instances),
+        grace_ms=rng.choice((0, 100, 250)),
+        late={name: rng.randrange(1_200) for name in late},
+        pinned={name: tuple(rng.sample(list(dag.stages), rng.randint(1, len(dag.stages)))) for name in pinned},
+        clocks={name: rng.randint(-300_000, 300_000) for name in names} if rng.random() < 0.5 else {},
     )
 
 

@@ -28,7 +28,8 @@ class Remote:
 
         def start(process: Process, resume: Resume) -> None:
             faults = world.faults
-            if world.chance(faults.store_fails) or (writes and world.has_full_disk):
+            is_cut_off = process.store_cut_until > world.now
+            if is_cut_off or world.chance(faults.store_fails) or (writes and world.has_full_disk):
                 world.after(world.delay(8), process, resume, None, StoreUnavailable("the store failed"))
                 return
             answer_lost = world.chance(faults.store_fails_after_writing)

@@ -46,10 +46,16 @@ class Faults(msgspec.Struct):
 
     `seems_to_exist`: a slot is said to be taken, though it is free. `sleeps_before_claim`: others may have trimmed the
     log past the slot when the process wakes up. `disk_is_full_until_ms`: no write succeeds. `store_stands_until_ms`:
-    nothing that is asked for takes effect, or is answered, before that.
+    nothing that is asked for takes effect, or is answered, before that. `lose_message`: what is said to another process
+    is sent or heard a round later. `kv_fails`: what processes share does not answer, and may have done what it was
+    asked, or do it later. `kv_lags`: something is seen as it was. `repeats`: what is sent or heard is so twice.
     """
 
     lose_message: float = 0.0
+    kv_fails: float = 0.0
+    kv_lags: float = 0.0
+    lose_notice: float = 0.0
+    repeats: float = 0.0
     store_fails: float = 0.0
     store_fails_after_writing: float = 0.0
     store_is_slow: float = 0.0
@@ -60,15 +66,19 @@ class Faults(msgspec.Struct):
 
 
 class Process:
-    """A process that can crash (losing all that it knows) and pause (losing nothing but time)."""
+    """A process that can crash (losing all that it knows) and pause (losing nothing but time), be cut off from what
+    processes share and from the store, and has a clock of its own."""
 
-    __slots__ = ("alive", "incarnation", "name", "paused_until")
+    __slots__ = ("alive", "clock_ahead_ms", "incarnation", "kv_cut_until", "name", "paused_until", "store_cut_until")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock_ahead_ms: int = 0) -> None:
         self.name = name
         self.alive = True
         self.incarnation = 0
         self.paused_until = 0
+        self.kv_cut_until = 0
+        self.store_cut_until = 0
+        self.clock_ahead_ms = clock_ahead_ms
 
     def crash(self) -> None:
         self.alive = False
@@ -77,6 +87,10 @@ class Process:
 
     def restart(self) -> None:
         self.alive = True
+
+    def renew(self) -> None:
+        """Nothing that it had begun goes on: it begins anew, as another incarnation."""
+        self.incarnation += 1
 
 
 class World:

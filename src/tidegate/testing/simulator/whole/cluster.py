@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import msgspec
 
+from tidegate.cluster.memory import MemoryKV
 from tidegate.engine.chains import as_queries, cannot_join, chains_of, may_join
 from tidegate.engine.changes import TakenUp
 from tidegate.engine.leading import reports_in
@@ -38,9 +39,11 @@ from tidegate.testing.simulator.checkers import Checkers, ExactlyOnce, Simulatio
 from tidegate.testing.simulator.dag import Dag, again
 from tidegate.testing.simulator.whole.driver import SimulatedDriver
 from tidegate.testing.simulator.whole.files import Disk, Killed, SeenFiles
+from tidegate.testing.simulator.whole.instances import SimulatedInstance
 from tidegate.testing.simulator.whole.moving import SimulatedMover
 from tidegate.testing.simulator.whole.prefix import WholePrefix
 from tidegate.testing.simulator.whole.roots import FIRST, Savepoint, SimulatedRoot, TableSeen
+from tidegate.testing.simulator.whole.together import Together, Trouble
 from tidegate.testing.simulator.whole.users import SimulatedUser
 from tidegate.testing.simulator.whole.versions import Changes, Versions
 from tidegate.testing.simulator.world import Faults, World
@@ -103,6 +106,10 @@ class WholeScenario(msgspec.Struct, frozen=True):
     changes: Changes = Changes()
     tables_fail: float = 0.0
     """How likely a commit fails, beside the store."""
+    drift_ms: int | None = None
+    """How far an input may be ahead of others in event time. Where it is set, sources have event time, and some
+    stages: the number of a row is its time."""
+    together: Together = Together()
 
 
 class SecondLook(GateSource):
@@ -132,7 +139,7 @@ class WholeCluster:
         modes = ("append",) * 5 if scenario.chains else ("append", "append")
         self._modes = {name: rng.choice((*modes, "update")) for name in scenario.dag.stages}
         self.versions = Versions(scenario.dag, scenario.changes)
-        self.plans = {name: self._plan(name, rng) for name in scenario.dag.stages}
+        self.plans = self._all_plans(rng, seed)
         self.slowness = {name: rng.choice((2, 4, 8, 16, 60)) for name in scenario.dag.stages}
         self.streams = {name: PlayedStream(f"file:///in/{name}/") for name in scenario.dag.sources}
         self._fed = dict.fromkeys(scenario.dag.sources, 0)
@@ -147,9 +154,16 @@ class WholeCluster:
         """What users have done with checkpoints."""
         self.is_moving = False
         """Whether the pipeline is on its way to a new root, in which nothing is decided yet."""
-        self.drivers = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
+        self.kv = MemoryKV(lambda: self.world.now, lease_ms=scenario.together.lease_ms)
+        """What instances share."""
+        instances = [
+            SimulatedInstance(self, f"i{index}", self._asked_for(rng)) for index in range(scenario.together.instances)
+        ]
+        self._trouble = Trouble(self, instances)
+        alone = [SimulatedDriver(self, f"d{index}") for index in range(scenario.drivers)]
+        self.drivers: Sequence[SimulatedDriver] = instances or alone
         self.refused: str | None = None
-        self.crashes = self.set_back = self.aborted = 0
+        self.crashes = self.set_back = self.aborted = self.taken_for_dead = 0
         self.killed_at: Counter[str] = Counter()
         self.is_down, self.downs = False, 0
         """Whether the machine is down, and how often it was."""
@@ -158,8 +172,24 @@ class WholeCluster:
         """The runs that have ended in order, and what they have done for that."""
         self._stands_until = 0
         self._faults_end = False
-        self._is_over = False
+        self.is_over = False
+        """Whether nobody starts it again."""
         self._is_to_change = False
+
+    def _asked_for(self, rng: random.Random) -> tuple[str, ...]:
+        """The stages that an instance asks for."""
+        return tuple(name for name in self.dag.stages if rng.random() < self.scenario.together.pinned)
+
+    @property
+    def stale(self) -> float:
+        """How likely what instances share is seen as it was a moment ago."""
+        return 0.0 if self._faults_end else self.scenario.together.stale
+
+    def _all_plans(self, rng: random.Random, seed: int) -> dict[str, Plan]:
+        plans = {name: self._plan(name, rng) for name in self.dag.stages}
+        if self.scenario.drift_ms is None:
+            return plans
+        return {name: self._timed(name, plan, seed) for name, plan in plans.items()}
 
     def new_id(self) -> str:
         return f"{self._ids.getrandbits(128):032x}"
@@ -229,6 +259,11 @@ class WholeCluster:
             retained=100 if has_timers else rng.choice((10, 20, 100)),
         )
 
+    def _timed(self, name: str, plan: Plan, seed: int) -> Plan:
+        rng = random.Random(f"time {seed} {name}")
+        is_timed = rng.random() < (0.9 if self.dag.stages[name].is_source else 0.3)
+        return msgspec.structs.replace(plan, is_timed=is_timed)
+
     def plan(self, name: str) -> Plan:
         """Of a stage, whatever it is called now."""
         return self.plans[self.versions.own(name)]
@@ -268,6 +303,7 @@ class WholeCluster:
         specs = self.versions.specs()
         late = [*specs] if taken is None else taken.new
         root.stages_of[generation] = specs
+        root.fed_at[generation] = dict(self._fed)
         read: dict[str, int] | None = {}
         for name in self.dag.sources:
             rows = self._rows_at(root, base, name)
@@ -304,11 +340,13 @@ class WholeCluster:
         stages = {} if base is None else base.stages
         return next((stages[name] for name in self.versions.names_of(own) if name in stages), None)
 
-    def queries(self, driver: SimulatedDriver, base: Manifest | None) -> list[StageDefinition]:
-        """What a generation from this checkpoint runs: some of the stages that can be are chained."""
+    def queries(
+        self, driver: SimulatedDriver, base: Manifest | None, apart: frozenset[str] = frozenset()
+    ) -> list[StageDefinition]:
+        """What a generation from this checkpoint runs: some of the stages that can be are chained, none of `apart`."""
         definitions, rng = self._definitions(driver), self.world.random
         can_join = sorted(may_join(definitions)) if self.scenario.chains else []
-        joined = {each for each in can_join if self._passes_on(each) and rng.random() < self.scenario.chains}
+        joined = {each for each in can_join if self._passes_on(each) and rng.random() < self.scenario.chains} - apart
         for query in as_queries(definitions, joined):
             if not query.inputs and self._stages_rows.get(self.versions.own(query.name)):
                 joined.discard(query.name)
@@ -324,6 +362,7 @@ class WholeCluster:
         first, *others = query.members
         return msgspec.structs.replace(
             self.plan(first.name),
+            is_timed=any(self.plan(each.name).is_timed for each in query.members),
             chained=tuple(self.plan(each.name).paths for each in others),
             writes=self.plan(query.name).writes,
         )
@@ -376,7 +415,7 @@ class WholeCluster:
             "rows",
             table,
             streams,
-            has_event_time=self.plan(definition.name).holds_back,
+            has_event_time=self.plan(definition.name).holds_back or self.plan(definition.name).is_timed,
         )
 
     # -- what is checked --------------------------------------------------------------------------
@@ -476,6 +515,17 @@ class WholeCluster:
                 raise SimulationFailure("Drained", f"{name} has not consumed all at the end: {report}")
         self.drained[run] = done
 
+    @staticmethod
+    def check_read_all(root: SimulatedRoot, generation: int) -> None:
+        """A run has ended by itself: it has consumed what there was when it began."""
+        last = next(each for each in reversed(root.checkers.completions) if each.record.generation == generation)
+        for source, fed in root.fed_at[generation].items():
+            report = last.manifest.get(source)
+            cut = None if report is None else report.cut
+            read = 0 if cut is None else root.rows_read.get((generation, source, cut), fed)
+            if report is not None and read < fed:
+                raise SimulationFailure("Drained", f"{source} had {fed} rows, and the run has ended after {read}")
+
     def check_drained(self, run: str, before: int, wanted: StopRun) -> None:
         """Somebody has said that this run was stopped as it was asked to: it was, or one that has taken over from it
         was stopped, since so many had been."""
@@ -550,7 +600,10 @@ class WholeCluster:
     def start(self) -> None:
         scenario, rng = self.scenario, self.world.random
         self.world.faults = msgspec.structs.replace(scenario.faults)
-        self.drivers[0].start()
+        if scenario.together:
+            self._trouble.start()
+        else:
+            self.drivers[0].start()
         self.world.after(300, None, self._supervise)
         self._feed()
         for count, fault in (
@@ -600,6 +653,7 @@ class WholeCluster:
         for driver in self.drivers:
             driver.process.paused_until = 0
             driver.life.calls_left = None
+        self._trouble.end()
         self.disk.tears = False
         self._feed()
         self.versions.change_all()
@@ -609,9 +663,11 @@ class WholeCluster:
 
     def _supervise(self) -> None:
         """What was superseded by a run that has died since is started again somewhere, sooner or later."""
-        if self.refused is not None or self._is_over:
+        if self.refused is not None or self.is_over:
             return
-        if not self.is_running:
+        if self.scenario.together:
+            self._trouble.supervise()
+        elif not self.is_running:
             self._take_over()
         self.world.after(300, None, self._supervise)
 
@@ -623,6 +679,8 @@ class WholeCluster:
         if driver.process.alive:
             self.crashes += 1
             driver.crash()
+            if isinstance(driver, SimulatedInstance):
+                self._trouble.may_go(driver, 0.2)
 
     def _kill(self) -> None:
         """Right before one of the calls of the files that it makes next."""
@@ -631,8 +689,12 @@ class WholeCluster:
     def _pause(self) -> None:
         """A process stops and wakes up later, knowing nothing of it."""
         driver = self._any_driver()
-        driver.process.paused_until = self.world.now + self.world.delay(700)
-        self.world.note("{} is paused until {} ms", driver.name, driver.process.paused_until)
+        until_ms = self.world.now + self.world.delay(700)
+        self.world.note("{} is paused until {} ms", driver.name, until_ms)
+        if isinstance(driver, SimulatedInstance):
+            driver.pause(until_ms, beats=self.world.random.random() < 0.3)
+            return
+        driver.process.paused_until = until_ms
         self.world.after(self.world.delay(100), None, self._take_over)
 
     def _take_over(self) -> None:
@@ -808,6 +870,7 @@ class WholeCluster:
         kept = [each.disk for each in self.savepoints]
         for disk in (*(root.disk for root in self.roots), *self.lake.values(), *kept):
             disk.lose_power(self.world.random)
+        self._trouble.lose_power()
 
     def _damage(self) -> None:
         """A file of the newest checkpoint is lost or damaged while nothing runs."""
@@ -862,9 +925,9 @@ class WholeCluster:
 
     def stop(self) -> None:
         """A user stops the run, and nobody starts it again."""
-        self._is_over = True
+        self.is_over = True
         self.ask(StopRun())
 
     @property
     def has_ended(self) -> bool:
-        return self._is_over and self.lock is None and not self.is_running
+        return self.is_over and self.lock is None and not self.is_running

@@ -19,6 +19,7 @@ from tidegate.engine.generation import Generation, Ground
 from tidegate.engine.launching import lay_out
 from tidegate.engine.opening import RootOpening
 from tidegate.engine.options import Bounds
+from tidegate.engine.part import Part
 from tidegate.engine.parting import Reach, part
 from tidegate.engine.requests import StopRun
 from tidegate.engine.root import Root
@@ -35,6 +36,7 @@ from tidegate.errors import (
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import Claim, CommitSink, Patience
 from tidegate.protocol.commit import RetryPause
+from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.coordinator import AbortReason, Checkpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.protocol.messages import Barrier
@@ -156,9 +158,15 @@ class SimulatedDesk(Desk):
 class PlayedLock:
     """Of one root, as one process sees it."""
 
+    is_shared = False
+    carries_words = False
+
     def __init__(self, root: SimulatedRoot, run: str) -> None:
         self._root = root
         self._run = run
+
+    def speak(self, is_ours: bool) -> None:
+        """As a lock of a folder: what is said lies in a file."""
 
     def take_if_free(self) -> bool:
         if self._root.lock is None:
@@ -201,7 +209,7 @@ class SimulatedDriver:
         """Where it runs, or ran last."""
         self.folder = self.root.folder
         """Where the tables are that it writes to."""
-        self._runs = 0
+        self._runs = self._tries = 0
         self._lock: PlayedLock | None = None
         self._remote: Remote | None = None
         self._stop: StopRun | None = None
@@ -314,7 +322,7 @@ class SimulatedDriver:
         self.root, self.folder = self.cluster.root, self.cluster.root.folder
         self.find_tables()
         self._is_bounded = self.world.chance(self.cluster.scenario.available_now)
-        self._lock = PlayedLock(self.root, self.run)
+        self._lock = self._new_lock()
         self._lock.take_if_free()
         lock: Any = self._lock
         desks: list[SimulatedDesk] = []
@@ -327,6 +335,13 @@ class SimulatedDriver:
         self._remote = Remote(files, "simulated", lock, self._on_stop, clock=self._clock(), desk=desk)
         self._remote.__enter__()
         self._work_at(desks[0], self._runs)
+        self._enter()
+
+    def _new_lock(self) -> PlayedLock:
+        return PlayedLock(self.root, self.run)
+
+    def _enter(self) -> None:
+        """It has the root."""
         self._open(self._runs)
 
     def find_tables(self) -> None:
@@ -352,6 +367,10 @@ class SimulatedDriver:
     def _on_stop(self, how: StopRun) -> None:
         self.world.note("{} is asked to stop: {}", self.name, how)
         self._stop = how if self._stop is None else self._stop.and_also(how)
+
+    @property
+    def _is_to_stop(self) -> bool:
+        return self._stop is not None
 
     def _work_at(self, desk: SimulatedDesk, run: int) -> None:
         if self._remote is not None and run == self._runs:
@@ -384,7 +403,7 @@ class SimulatedDriver:
         sinks = self.sinks(store, root.id)
         shape = self.cluster.shape(self)
         clock = OpeningClock(self.world)
-        opening = RootOpening(root, sinks, claimant=self.cluster.new_id(), clock=clock)
+        opening = RootOpening(root, sinks, claimant=self._claimant(), clock=clock)
         definitions = self.cluster.definitions(self)
         fitting = _Fits(definitions, shape, self.cluster.versions.meant, sinks, root, self._reach_table)
         opened, _ = opening.open(fitting)
@@ -394,6 +413,9 @@ class SimulatedDriver:
         for sink in fitting.parted:
             sink.forget_staged(opened.generation)
         self._run(opened, fitting.base, sinks, store)
+
+    def _claimant(self) -> str:
+        return self.cluster.new_id()
 
     def set_back(self, checkpoint_id: int) -> None:
         """As `tidegate restore` does, which is no run. Raises if it cannot be done."""
@@ -427,23 +449,54 @@ class SimulatedDriver:
 
     def _run(self, opened: Opened, base: Manifest | None, sinks: Mapping[str, BoundSink], store: Files) -> None:
         self.world.note("{} opened generation {} from {}", self.name, opened.generation, opened.base)
-        local: Any = self.files(fails=False)
-        queries = self.cluster.queries(self, base)
-        generation = _SimulatedGeneration(
-            queries,
-            Ground("simulated", store, local, opened, base, self.cluster.shape(self), _MOST_IN_A_MANIFEST),
-            self.cluster.config_now(),
-            sinks,
-            Bounds(self.cluster.backlog),
-            launch=partial(self._launch, queries),
-            patience=PATIENCE,
-            carrier=Carrier(_SimulatedClock(self.world), self._beside),
-        )
-        generation.cluster, generation.root = self.cluster, self.root
+        queries = self.cluster.queries(self, base, self._apart())
+        ground = self._ground(opened, base, store)
+        config = self.cluster.config_now()
+        generation = self._generation(queries, ground, config, sinks, self._part(queries, ground, config))
         if self._stop is not None and self._stop.drain:
             generation.hold_sources()
+        self._take_up(generation)
+
+    def _apart(self) -> frozenset[str]:
+        """Stages that must not run in the query of their input."""
+        return frozenset()
+
+    def _part(self, queries: Sequence[StageDefinition], ground: Ground, config: CheckpointConfig) -> Part:  # noqa: ARG002
+        """What this process has to do with a generation that it leads."""
+        return Part()
+
+    def _ground(self, opened: Opened, base: Manifest | None, store: Files) -> Ground:
+        local: Any = self.files(fails=False)
+        deletes_from = 1 + opened.generation % 2 * 3
+        shape = self.cluster.shape(self)
+        return Ground("simulated", store, local, opened, base, shape, _MOST_IN_A_MANIFEST, deletes_from)
+
+    def _generation(
+        self,
+        queries: Sequence[StageDefinition],
+        ground: Ground,
+        config: CheckpointConfig,
+        sinks: Mapping[str, BoundSink],
+        part: Part,
+    ) -> _SimulatedGeneration:
+        generation = _SimulatedGeneration(
+            queries,
+            ground,
+            config,
+            sinks,
+            Bounds(self.cluster.backlog, drift_ms=self.cluster.scenario.drift_ms),
+            launch=partial(self._launch, [each for each in queries if part.runs(each.name)]),
+            patience=PATIENCE,
+            carrier=Carrier(_SimulatedClock(self.world), self._beside),
+            part=part,
+        )
+        generation.cluster, generation.root = self.cluster, self.root
+        return generation
+
+    def _take_up(self, generation: _SimulatedGeneration) -> None:
         self.generation, self._ending = generation, Ending(generation)
         self._ticks = 0
+        self._tries += 1
         self._tick(generation)
 
     # -- running ----------------------------------------------------------------------------------
@@ -498,11 +551,16 @@ class SimulatedDriver:
         if ending.is_over():
             self._end_in_order(generation, remote, ending.done)
             return
+        self._tick_later(generation)
+
+    def _tick_later(self, generation: Generation) -> None:
         self.world.after(TICK_MS, self.process, self._alive, self._tick, generation)
 
     def _end_in_order(self, generation: Generation, remote: Remote, done: StopRun) -> None:
         """Somebody may have asked for more when it was too late: he is told so."""
         self.cluster.on_drained(self.root, self.run, generation.generation, done)
+        if self._is_bounded and not self._is_to_stop:
+            self.cluster.check_read_all(self.root, generation.generation)
         remote.ended_as = done
         remote.ended_because = "all its input is consumed" if self._stop is None else "it was told to stop"
         self._end(None)
@@ -530,6 +588,7 @@ class SimulatedDriver:
         self, generation: Generation, definition: StageDefinition, sources: Sequence[StageSource]
     ) -> Callable[[Files, Files], PlayedQuery]:
         cluster, name, number = self.cluster, definition.name, generation.generation
+        runner = f"{self.run}, its try {self._tries}"
         sink = generation.sinks.get(name)
         root = self.root
         spec = root.stages_of[number][definition.head]
@@ -560,6 +619,7 @@ class SimulatedDriver:
             if name in self._queries:
                 self._maintain_later(self._queries[name])
             self._queries[name] = query
+            root.on_started(number, name, runner)
             self._step_later(query, definition.head, number)
             return query
 

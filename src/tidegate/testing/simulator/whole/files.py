@@ -8,7 +8,7 @@ from io import BufferedIOBase
 from typing import Self
 
 from tidegate.errors import StoreUnavailable
-from tidegate.storage.files import Files
+from tidegate.storage.files import AtHand, Files
 from tidegate.storage.memory import Memory
 from tidegate.testing.simulator.world import World
 
@@ -46,6 +46,8 @@ class Life:
 
     def __init__(self) -> None:
         self.calls_left: int | None = None
+        self.is_cut_off = False
+        """Whether the store answers everybody but this process."""
 
     def call(self) -> None:
         if self.calls_left is not None:
@@ -54,7 +56,7 @@ class Life:
                 raise Killed
 
 
-class SeenFiles:
+class SeenFiles(AtHand):
     """`Files` as a process sees them. With `fails`, as those of a store: calls fail, before or after they take effect,
     and what is created seems to be there already. Spark's own folders do not: but for a disk that is full."""
 
@@ -71,6 +73,8 @@ class SeenFiles:
         self._fails = fails
         self._forces = forces
         self._links_last = links_last
+        self.on_delete: Callable[[str], None] | None = None
+        """Called before this process deletes anything."""
 
     def __repr__(self) -> str:
         return f"SeenFiles({self.location()!r})"
@@ -83,13 +87,14 @@ class SeenFiles:
         below = object.__new__(type(self))
         below._disk, below._world, below._life, below._fails = self._disk, self._world, self._life, self._fails
         below._forces, below._links_last = self._forces and durable, self._links_last
+        below.on_delete = self.on_delete
         below._files = self._files.at(folder, durable=durable)
         below._prefix = f"{self._prefix}{folder}/" if folder else self._prefix
         return below
 
     def _call(self) -> None:
         self._life.call()
-        if self._fails and self._world.chance(self._world.faults.store_fails):
+        if self._fails and (self._life.is_cut_off or self._world.chance(self._world.faults.store_fails)):
             raise StoreUnavailable("the store failed")
 
     def _change(self) -> None:
@@ -175,6 +180,8 @@ class SeenFiles:
     def delete(self, names: Iterable[str]) -> None:
         for name in names:
             self._call()
+            if self.on_delete is not None:
+                self.on_delete(self._prefix + name)
             self._files.delete([name])
             self._disk.unforced.pop(self._prefix + name, None)
             self._disk.on_deleted(self._prefix + name)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.spark.filelog import begin_after, restart_source_logs
+from tidegate.spark.filelog import begin_after, checked_by, restart_source_logs
 from tidegate.spark.snapshot import restore_checkpoint
 from tidegate.storage.file_lists import files_of
 from tidegate.storage.inspection import look_through
@@ -17,6 +17,9 @@ from tidegate.testing.simulator.checkers import SimulationFailure
 
 if TYPE_CHECKING:
     from tidegate.testing.simulator.whole.cluster import WholeCluster
+
+
+_MOST_ENTRIES: Final = 100
 
 
 def check_restorable(cluster: WholeCluster) -> None:
@@ -61,14 +64,14 @@ def check_nothing_left(cluster: WholeCluster) -> None:
     needed: set[str] = set()
     for checkpoint_id in log.retained:
         needed |= cluster.checkers.nothing_needed_deleted.references(checkpoint_id)
-    own = f"{RootPaths.generation(log.generation)}/stages/"
+    own = (f"{RootPaths.generation(log.generation)}/stages/", RootPaths.briefing(log.generation))
     # Somebody may have been killed beside this run who wanted a generation after it: whoever opens that cleans up.
     files = [
         name
         for name in cluster.disk.memory.list(RootPaths.GENERATIONS)
         if not (RootPaths.generation_of(name) > log.generation and cluster.moves and RootPaths.kept_for(name))
     ]
-    left = [name for name in files if name not in needed and not name.startswith(own)]
+    left = [name for name in files if checked_by(name) not in needed and not name.startswith(own)]
     left += cluster.disk.memory.list(RootPaths.REQUESTS)
     sinks = cluster.versions.specs()
     for disk in cluster.lake.values():
@@ -78,6 +81,20 @@ def check_nothing_left(cluster: WholeCluster) -> None:
     if left:
         raise SimulationFailure("NothingLeft", f"{len(left)} files are nobody's: {', '.join(left[:3])}")
     _check_logs(cluster)
+    _check_shared(cluster)
+
+
+def _check_shared(cluster: WholeCluster) -> None:
+    """What instances have said to each other goes with them: but for what the last of each has said, and a little that
+    nobody has lived, or was there, to delete."""
+    together = cluster.scenario.together
+    spilled = cluster.disk.memory.list(f"{RootPaths.COORDINATION}/spilled")
+    if len(spilled) > 2 * together.instances:
+        raise SimulationFailure("NothingLeft", f"{len(spilled)} boards are left: {spilled}")
+    entries = cluster.kv.keys_in("channels")
+    is_calm = not (cluster.crashes or cluster.taken_for_dead or together.cuts or together.doubts or together.stale)
+    if len(entries) > (0 if is_calm else _MOST_ENTRIES):
+        raise SimulationFailure("NothingLeft", f"{len(entries)} entries of channels are left: {entries[:3]}")
 
 
 def _check_logs(cluster: WholeCluster) -> None:

@@ -13,7 +13,7 @@ from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.storage.inspection import read_owner
 from tidegate.testing.played import PlayedTable
-from tidegate.testing.simulator.checkers import Checkers, ExactlyOnce
+from tidegate.testing.simulator.checkers import Checkers, ExactlyOnce, SimulationFailure
 from tidegate.testing.simulator.dag import Dag, StageSpec
 from tidegate.testing.simulator.whole.files import Disk
 from tidegate.testing.simulator.whole.prefix import WholePrefix
@@ -37,6 +37,8 @@ class SimulatedRoot:
         """The run that holds it, on the machine."""
         self.stages_of: dict[int, dict[str, StageSpec]] = {}
         """What the pipeline of each generation had."""
+        self.fed_at: dict[int, dict[str, int]] = {}
+        """How many rows each source had to read when a generation was opened."""
         self.rows_read: dict[tuple[int, str, int], int] = {}
         """By generation, source and batch: up to where that has read."""
         self.states: dict[tuple[int, str, int], dict[int, int]] = {}
@@ -44,6 +46,18 @@ class SimulatedRoot:
         """By generation and epoch: an id that nobody else has heard of may be used again."""
         self.damaged_files: set[str] = set()
         self.needed: frozenset[str] = frozenset()
+        self.shares: set[str] = set()
+        """The instances that hold it together."""
+        self._runners: dict[tuple[int, str], str] = {}
+
+    def on_started(self, generation: int, query: str, runner: str) -> None:
+        """A query of a generation is started, by a process that runs its part of it. It may be paused and be started
+        again, but nobody else ever runs it, nor that process in another try."""
+        before = self._runners.setdefault((generation, query), runner)
+        if before != runner:
+            raise SimulationFailure(
+                "OneRunner", f"the query of {query} in generation {generation} is run by {before} and by {runner}"
+            )
 
     @property
     def id(self) -> str:

@@ -6,7 +6,9 @@ import logging
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from tidegate.errors import TidegateError
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig, UnalignedMode
@@ -23,6 +25,7 @@ from tidegate.testing.simulator.dag import (
 from tidegate.testing.simulator.run import Outcome
 from tidegate.testing.simulator.whole.cluster import QueryFaults, WholeCluster, WholeScenario
 from tidegate.testing.simulator.whole.remains import check_nothing_left, check_restorable
+from tidegate.testing.simulator.whole.together import Together
 from tidegate.testing.simulator.whole.versions import Changes
 from tidegate.testing.simulator.world import Faults, World
 
@@ -66,6 +69,7 @@ def random_whole_scenario(
         not set_backs and not moves
     ):  # what is at a checkpoint of another version, and what tables show of it, is not known then
         dag, changes = _changed(dag, random.Random(f"late {seed}"), 1.0 if every_change else chance)
+    drift = random.Random(f"drift {seed}")
     modes: tuple[UnalignedMode, ...] = ("never", "on_timeout", "always")
     return WholeScenario(
         dag=dag,
@@ -110,8 +114,47 @@ def random_whole_scenario(
         chains=chains,
         set_backs=set_backs,
         changes=changes,
+        drift_ms=drift.choice((None, None, 1, 5, 20)),
+        together=Together(),
         **moves,
     )
+
+
+def random_together_scenario(seed: int, dag: Dag | None = None) -> WholeScenario:
+    """What happens in the run of this seed, where several instances run the pipeline together."""
+    rng = random.Random(f"together {seed}")
+
+    def up_to(most: int) -> int:
+        return rng.randint(0, most) if rng.random() < 0.6 else 0
+
+    if dag is None:
+        dag = random_lines(rng) if rng.random() < 0.4 else random_dag(rng, reads_twice=0.2)
+    whole = random_whole_scenario(seed, dag, set_backs=0, movers=False)
+    instances = rng.choice((2, 2, 3))
+    together = Together(
+        instances=instances,
+        late=rng.choice((0, 0, 1)),
+        how_many=rng.choice((1, instances)),
+        lease_ms=rng.choice((100, 300)),
+        grace_ms=rng.choice((100, 500)),
+        pinned=rng.choice((0.0, 0.0, 0.3)),
+        most_bytes=random.Random(f"boards {seed}").choice((128 * 1024, 2_000)),
+        stale=rng.choice((0.0, 0.3, 0.6)),
+        cuts=up_to(3),
+        expiries=up_to(2),
+        doubts=up_to(4),
+        leaves=up_to(2),
+    )
+    return msgspec.structs.replace(whole, together=together, fault_phase_ms=3_000, **_going_back(seed, whole))
+
+
+def _going_back(seed: int, whole: WholeScenario) -> dict[str, Any]:
+    """Sometimes a user brings the pipeline back while instances run it: to a checkpoint, or to a savepoint."""
+    rng = random.Random(f"back together {seed}")
+    if rng.random() < 0.75:
+        return {}
+    back = rng.choice(({"set_backs": rng.randint(1, 2)}, {"savepoints": 3, "brings": rng.randint(1, 2)}))
+    return {**back, "config": msgspec.structs.replace(whole.config, max_retained=3)}
 
 
 def _moves(rng: random.Random) -> dict[str, int]:
@@ -140,6 +183,17 @@ def _changed(dag: Dag, rng: random.Random, chance: float) -> tuple[Dag, Changes]
         stay = sorted(dag.stages.keys() - {*late, *gone, "between"})
         renamed = rng.sample(stay, rng.randint(1, 2))
     return dag, Changes(late, gone, between, {name: f"{name}_renamed" for name in renamed})
+
+
+class _TogetherOutcome(Outcome, frozen=True):
+    @property
+    def replay(self) -> str:
+        return f"tidegate simulate --together --seed {self.seed}"
+
+
+def simulate_together(seed: int, scenario: WholeScenario | None = None, *, trace: bool = False) -> Outcome:
+    """Run one seed, of those in which several instances run the pipeline together."""
+    return simulate_whole(seed, random_together_scenario(seed) if scenario is None else scenario, trace=trace)
 
 
 def simulate_whole(seed: int, scenario: WholeScenario | None = None, *, trace: bool = False) -> Outcome:
@@ -209,7 +263,7 @@ def _end(cluster: WholeCluster) -> None:
 def _outcome(seed: int, cluster: WholeCluster, failure: str | None, checker: str | None) -> Outcome:
     checkers, scenario = cluster.checkers, cluster.scenario
     visible = cluster.exactly_once.visible
-    return Outcome(
+    return (_TogetherOutcome if scenario.together else Outcome)(
         seed=seed,
         failure=failure,
         checker=checker,

@@ -1,0 +1,1 @@
+"""How several driver processes work together: who is present, what they say to each other, channels between them."""

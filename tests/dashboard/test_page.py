@@ -1,0 +1,435 @@
+"""The dashboard's page in a real Chromium, on pipelines that are made up (`fake_api.py`)."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from urllib.parse import quote
+
+import pytest
+
+from tests.dashboard.browser import Browser
+from tests.dashboard.fake_answers import SAYS
+from tests.dashboard.fake_api import TOKEN, Server, serving
+from tests.dashboard.fake_pipelines import HTML_NAME, FakePipeline, World
+
+pytestmark = pytest.mark.slow
+
+PHONE, DESKTOP = 360, 1280
+NONE = "\N{EN DASH}"
+EACH = ["", "/checkpoints", "/checkpoints/ckpt-000010", "/compare/ckpt-000009/ckpt-000010"]
+EACH += ["/tables", "/history", "/history?kinds=", "/settings", "/actions"]
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving(World()) as server:
+        yield server
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Browser]:
+    """The browser, before it has opened anything. What it was told on the console fails the test."""
+    browser.errors.clear()
+    browser.requests.clear()
+    browser.size(DESKTOP)
+    browser.prefer("light")
+    yield browser
+    browser.open("about:blank")
+    own = (server.url + "/", "about:", "data:")
+    assert [each for each in browser.requests if not each.startswith(own)] == []
+    assert browser.errors == []
+
+
+def path_of(pipeline: FakePipeline, rest: str = "") -> str:
+    return f"#/p/{quote(pipeline.key)}{rest}"
+
+
+def open_page(page: Browser, server: Server, path: str) -> None:
+    page.open("about:blank")
+    page.open(f"{server.url}/{path}")
+    is_at(page, path)
+
+
+def go(page: Browser, path: str) -> None:
+    """To another page of the one that is open."""
+    page.see(f"location.hash = {json.dumps(path)}")
+    is_at(page, path)
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 30) -> None:
+    until = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def is_at(page: Browser, path: str) -> None:
+    """Until it is drawn."""
+    page.wait(f"document.getElementById('main').dataset.shows === {json.dumps(path)}")
+
+
+def test_the_worst_pipelines_come_first_and_each_says_why(page: Browser, server: Server) -> None:
+    open_page(page, server, "#/")
+    rows = page.see("[...document.querySelectorAll('main tbody tr')].map(row => row.innerText)")
+    names = [row.split("\n")[0].strip() for row in rows]
+    assert names == ["payments", "fleet <b>north</b>", "clicks", "visits", "orders"]
+    assert "killed" in rows[0]
+    assert f"ckpt-000041 is under way, waiting for {HTML_NAME} (and 3 more)" in rows[1]
+    assert "The run restarts: stage clean: Connection reset by peer" in rows[2]
+    assert "Healthy" in rows[4]
+    page.click_text("orders")
+    page.wait_text("Nothing is late", "#strip")
+
+
+@pytest.mark.parametrize("name", ["orders", "fleet <b>north</b>", "payments", "clicks", "visits"])
+def test_every_page_opens_at_both_widths_without_scrolling_sideways(page: Browser, server: Server, name: str) -> None:
+    pipeline = server.world.named(name)
+    paths = EACH if pipeline.past else [each for each in EACH if "ckpt" not in each]
+    open_page(page, server, "#/")
+    for path in ["#/", *(path_of(pipeline, each) for each in paths)]:
+        go(page, path)
+        assert page.see("document.querySelector('.problem')?.innerText ?? ''") == "", path
+        assert page.see("document.querySelectorAll('h1').length") == 1, path
+        for width in (DESKTOP, PHONE):
+            page.size(width)
+            page.see("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+            assert page.see("document.documentElement.scrollWidth") <= width, path
+
+
+def test_names_with_html_are_text(page: Browser, server: Server) -> None:
+    fleet = server.world.named("fleet <b>north</b>")
+    open_page(page, server, "#/")
+    for path in ["#/", *(path_of(fleet, each) for each in EACH[:6])]:
+        go(page, path)
+        assert page.see("document.querySelectorAll('main img, main b, #strip img, #strip b, #crumbs b').length") == 0
+    open_page(page, server, path_of(fleet, "/tables"))
+    assert HTML_NAME in page.text("main")
+    assert "fleet <b>north</b>" in page.text("#crumbs")
+
+
+def test_the_drawing_shows_stages_the_barrier_and_who_is_held_back(page: Browser, server: Server) -> None:
+    orders, fleet = server.world.named("orders"), server.world.named("fleet <b>north</b>")
+    server.world.advance(3)
+    open_page(page, server, path_of(orders))
+    page.wait("document.querySelectorAll('.graph .node').length === 7")
+    page.wait("document.querySelectorAll('.graph .edge').length === 6")
+    page.wait("document.querySelectorAll('.barrier:not(.is-away)').length > 0")
+    page.wait_text("ckpt-000061", "main")
+    open_page(page, server, path_of(fleet))
+    page.wait("document.querySelectorAll('.graph .node').length === 100")
+    page.wait("document.querySelectorAll('.edge.is-held').length > 0")
+    page.wait_text(f"is held back by {HTML_NAME}", "#strip")
+    page.wait_text("Kafka's brokers do not answer", "#strip")
+
+
+def test_a_change_arrives_without_reload(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders, "/checkpoints"))
+    page.see("window.isTheSame = true")
+    assert "ckpt-000061" not in page.text("main")
+    orders.finish(is_aborted=True)
+    server.world.tell()
+    page.wait_text("ckpt-000061", "main table")
+    page.wait_text("ckpt-000061 was aborted", "#announcer")
+    orders.life, orders.state = "stopped", "failed"
+    server.world.tell()
+    page.wait_text("Failed", "#strip")
+    assert page.see("window.isTheSame")
+
+
+def test_the_list_of_pipelines_is_live_too(page: Browser, server: Server) -> None:
+    open_page(page, server, "#/")
+    page.wait_text("Live", "#connection")
+    server.world.named("orders").finish()
+    server.world.tell()
+    page.wait_text("ckpt-000061", "main")
+
+
+def test_a_lost_connection_is_told_and_comes_back(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders))
+    page.wait_text("Live", "#connection")
+    server.world.is_down = True
+    server.world.tell()
+    page.wait_text("The connection was lost", "#lost")
+    page.wait_text("Not live", "#connection")
+    server.world.is_down = False
+    page.wait("document.getElementById('lost').hidden")
+    assert {each.split(" http")[0] for each in page.errors} <= {
+        "Failed to load resource: the server responded with a status of 503 (Service Unavailable)"
+    }
+    page.errors.clear()
+
+
+def test_checkpoints_are_filtered_and_paged(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders, "/checkpoints"))
+    states = "[...document.querySelectorAll('main table.stacks tbody tr')].map(row => row.cells[1].innerText.trim())"
+    assert len(page.see(states)) == 25
+    page.click_text("Older")
+    page.wait_text("ckpt-000030", "main table.stacks")
+    page.click_text("Newer")
+    page.wait_text("ckpt-000060", "main table.stacks")
+    page.click_text("Aborted")
+    page.wait(f"{states}.every(state => state === 'Aborted')")
+    assert page.see(states) == ["Aborted"] * 3
+    assert page.see("document.querySelector('.choices [aria-current]').innerText") == "Aborted"
+    assert "took part too late" in page.text("main table.stacks")
+    page.click_text("Damaged")
+    page.wait_text("None of this kind", "main")
+
+
+def test_plots_are_read_by_keys_and_as_a_table(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders, "/checkpoints"))
+    assert page.see("[...document.querySelectorAll('.plot h3')].map(e => e.innerText)") == [
+        "Duration",
+        "Size",
+        "State per stage",
+        "In flight",
+    ]
+    page.wait("document.querySelectorAll('.drawing svg path.line').length > 0")
+    page.see("document.querySelector('.drawing').focus()")
+    page.press("ArrowLeft")
+    page.press("ArrowLeft")
+    page.wait("document.querySelector('.plot .read').innerText.startsWith('ckpt-000059')")
+    page.click(".plot details summary")
+    page.wait("document.querySelectorAll('.plot details table tbody tr').length === 50")
+    assert "ckpt-000060" in page.text(".plot details table")
+    page.press("Tab")  # from the summary into the table, and back to the drawing
+    page.see("document.querySelector('.drawing').focus()")
+    page.press("Enter")
+    is_at(page, path_of(orders, "/checkpoints/ckpt-000059"))
+
+
+def test_a_checkpoint_says_what_it_waited_for_and_is_compared(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders, "/checkpoints"))
+    page.click_text("ckpt-000060")
+    is_at(page, path_of(orders, "/checkpoints/ckpt-000060"))
+    assert orders.past[-1].waited_for is not None
+    assert page.text(".waited") == orders.past[-1].waited_for
+    main = page.text("main")
+    assert "Kafka topic orders: partition 0 at offset 72000" in main
+    assert "180 files, the last is payments/part-00060.json" in main
+    page.wait("document.querySelectorAll('.gantt .bar.is-critical').length > 3")
+    page.wait("document.querySelectorAll('.gantt .phase-committing').length > 2")
+    assert "critical path" in page.text("main")
+    page.click_text("Compare", "button")
+    is_at(page, path_of(orders, "/compare/ckpt-000059/ckpt-000060"))
+    assert "Stage by stage" in page.text("main")
+    assert "648" not in page.text("h1")
+    assert "708 → 720" in page.text("main")
+
+
+def test_tables_show_which_checkpoint_and_what_it_added(page: Browser, server: Server) -> None:
+    open_page(page, server, path_of(server.world.named("orders"), "/tables"))
+    text = page.text("main")
+    assert "Tables show different checkpoints" in text
+    assert text.count("shown now") == 3
+    assert "adds nothing" in text
+
+
+def test_history_tells_causes_and_is_filtered(page: Browser, server: Server) -> None:
+    open_page(page, server, path_of(server.world.named("orders"), "/history"))
+    text = page.text("main")
+    assert "Recovered from a failure" in text
+    assert "Connection reset by peer" in text
+    assert "starting spark 2.9 s" in text
+    page.click_text("Savepoints")
+    page.wait_text("Savepoint ckpt-000060", "main")
+    assert "Recovered" not in page.text("main")
+
+
+def test_each_action_says_first_what_it_does_and_asks_for_the_token_once(page: Browser, server: Server) -> None:
+    world, orders = server.world, server.world.named("orders")
+    open_page(page, server, path_of(orders, "/actions"))
+    for name in SAYS:
+        page.wait(f"!document.querySelector('[data-action={name}]').disabled")
+        page.click(f"[data-action={name}]")
+        page.wait("!!document.querySelector('dialog[open]')")
+        assert SAYS[name] in page.text("dialog")
+        assert len(world.posted) == list(SAYS).index(name)  # nothing is done before a yes
+        wants_token = page.see("!!document.querySelector('dialog input[name=token]')")
+        assert wants_token == (name == "checkpoint")
+        if wants_token:
+            page.see("document.querySelector('dialog input').focus()")
+            page.type(TOKEN)
+        page.click("dialog button.main")
+        page.wait(
+            "!document.querySelector('dialog') && !document.querySelector('.said').innerText.includes('asked for')"
+        )
+    assert world.posted == [("orders", name, f"Bearer {TOKEN}") for name in SAYS]
+    page.wait_text("The run has ended", ".said")
+    page.wait("[...document.querySelectorAll('[data-action]')].every(button => button.disabled)")
+    assert page.see("Object.values(localStorage).concat(Object.values(sessionStorage)).join() + document.cookie") == ""
+
+
+def test_no_is_no_and_a_wrong_token_is_asked_for_again(page: Browser, server: Server) -> None:
+    world, orders = server.world, server.world.named("orders")
+    open_page(page, server, path_of(orders, "/actions"))
+    page.click("[data-action=stop]")
+    page.press("Escape")
+    page.wait("!document.querySelector('dialog')")
+    assert world.posted == []
+    page.click("[data-action=checkpoint]")
+    page.see("document.querySelector('dialog input').focus()")
+    page.type("wrong")
+    page.press("Enter")
+    page.wait_text("That token was refused", "dialog")
+    page.see("document.querySelector('dialog input').focus()")
+    page.type(TOKEN)
+    page.press("Enter")
+    page.wait_text("ckpt-000061 is complete", ".said")
+    assert [token for _, _, token in world.posted] == ["Bearer wrong", f"Bearer {TOKEN}"]
+    assert {each.split(" http")[0] for each in page.errors} == {
+        "Failed to load resource: the server responded with a status of 401 (Unauthorized)"
+    }
+    page.errors.clear()
+
+
+def test_actions_that_are_off_say_so(page: Browser, server: Server) -> None:
+    server.world.allows_actions = False
+    open_page(page, server, path_of(server.world.named("orders"), "/actions"))
+    assert "--allow-actions" in page.text("main")
+    assert page.see("document.querySelectorAll('main button:not(:disabled)').length") == 0
+
+
+def test_keys_alone_reach_a_checkpoint(page: Browser, server: Server) -> None:
+    open_page(page, server, "#/")
+    page.press("Tab")
+    assert page.see("document.activeElement.innerText") == "Skip to the content"
+    page.press("Enter")
+    assert page.see("document.activeElement.id") == "main"
+
+    def tab_to(text: str) -> None:
+        for _ in range(60):
+            page.press("Tab")
+            if page.see("document.activeElement.innerText?.trim()") == text:
+                assert page.see("document.activeElement.matches(':focus-visible')")
+                return
+        raise AssertionError(f"no key leads to {text}")
+
+    tab_to("orders")
+    page.press("Enter")
+    page.wait_text("Stages and channels", "main")
+    page.see("document.body.focus()")
+    tab_to("All checkpoints")
+    page.press("Enter")
+    page.wait_text("All of them", "main")
+    tab_to("ckpt-000060")
+    page.press("Enter")
+    is_at(page, path_of(server.world.named("orders"), "/checkpoints/ckpt-000060"))
+
+
+def test_colours_follow_the_system_or_the_switch(page: Browser, server: Server) -> None:
+    back = "getComputedStyle(document.documentElement).backgroundColor"
+    open_page(page, server, "#/")
+    light = page.see(back)
+    page.prefer("dark")
+    dark = page.see(back)
+    assert light != dark
+    page.see("(e => { e.value = 'light'; e.dispatchEvent(new Event('change')) })(document.getElementById('theme'))")
+    assert page.see(back) == light
+    open_page(page, server, "#/")
+    assert page.see(back) == light
+    page.see("localStorage.clear()")
+
+
+def test_a_page_that_nobody_sees_holds_no_connection(page: Browser, server: Server) -> None:
+    """A browser has six for all of its pages of one server: a seventh page would wait for ever."""
+    orders = server.world.named("orders")
+    hide = "Object.defineProperty(document, 'hidden', { value: %s, configurable: true });"
+    hide += "document.dispatchEvent(new Event('visibilitychange'))"
+    open_page(page, server, path_of(orders))
+    page.wait_text("Live", "#connection")
+    assert server.streams == 1
+    page.see(hide % "true")
+    wait_for(lambda: server.streams == 0)
+    orders.finish()
+    server.world.tell()
+    page.see(hide % "false")
+    page.wait_text("ckpt-000061", "#strip")
+    assert page.see("document.getElementById('lost').hidden")
+
+
+def test_a_thousand_checkpoints_of_a_hundred_stages_are_drawn_sparingly(page: Browser) -> None:
+    with serving(World(many=1000)) as server:
+        fleet = server.world.named("fleet <b>north</b>")
+        for path in ("", "/checkpoints", "/checkpoints/ckpt-000990", "/tables", "/history?kinds="):
+            open_page(page, server, path_of(fleet, path))
+            page.wait("document.querySelectorAll('main *').length > 200")
+            assert page.see("document.querySelectorAll('*').length") < 6000, path
+        open_page(page, server, path_of(fleet, "/checkpoints"))
+        points = page.wait(
+            "Math.max(...[...document.querySelectorAll('.plot path')].map(e => e.getAttribute('d').length))"
+        )
+        assert points < 20_000
+        open_page(page, server, path_of(fleet))
+        page.wait("document.querySelectorAll('.graph .node').length === 100")
+        page.see(
+            "window.touched = 0; new MutationObserver(all => { touched += all.length })"
+            ".observe(document.querySelector('.graph'),"
+            " { subtree: true, childList: true, attributes: true, characterData: true })"
+        )
+        server.world.tell()  # what has not changed is not touched
+        page.wait_text("Live", "#connection")
+        page.see(
+            "new Promise(drawn => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(drawn)), 300))"
+        )
+        drawn = page.see("document.querySelectorAll('.graph *').length")
+        assert page.see("touched") < drawn / 20
+    page.requests.clear()
+
+
+def test_numbers_are_told_as_people_read_them(page: Browser, server: Server) -> None:
+    open_page(page, server, "#/")
+    told = page.see("""import("/static/words.js").then(w => ({
+      durations: [0, 999, 1500, 45000, 150000, 9e6, 3e8, null].map(w.duration),
+      bytes: [0, 999, 1500, 123456, 5e6, 7.5e9, null].map(w.bytes),
+      counts: [0, 9999, 123456].map(w.shortCount),
+      capitals: ["held back", "ckpt-000061 is complete", "step_1 is held back", ""].map(w.capital),
+      times: w.withTimes("since 2026-11-18T04:52:16.678+00:00: why").length,
+    }))""")
+    assert told == {
+        "durations": ["0 ms", "999 ms", "1.5 s", "45 s", "3 min", "3 h", "3 d", NONE],
+        "bytes": ["0 B", "999 B", "1.5 kB", "123 kB", "5.0 MB", "7.5 GB", NONE],
+        "counts": ["0", "9,999", "123.5K"],
+        "capitals": ["Held back", "ckpt-000061 is complete", "step_1 is held back", ""],
+        "times": told["times"],
+    }
+    assert told["times"] < 35
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_words_can_be_read_on_what_is_behind_them(page: Browser, server: Server, scheme: str) -> None:
+    """A contrast of 4.5 at least, for all text of these pages (WCAG 2.2, AA)."""
+    server.world.advance(4)
+    page.prefer(scheme)
+    fleet = server.world.named("fleet <b>north</b>")
+    open_page(page, server, "#/")
+    for path in ["#/", *(path_of(fleet, each) for each in ("", "/checkpoints", "/history", "/tables", "/actions"))]:
+        go(page, path)
+        assert page.see(CONTRAST) == [], path
+
+
+CONTRAST = """(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data] };
+  const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * ((v) => v <= 0.04045 ? v / 12.92
+    : ((v + 0.055) / 1.055) ** 2.4)(c[i] / 255), 0);
+  const behind = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
+    if (c[3] > 250) return c } return [255, 255, 255, 255] };
+  const found = new Set();
+  for (const e of document.querySelectorAll("body *")) {
+    if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.checkVisibility()) continue;
+    if (e.closest(":disabled, .hidden, .skip, option, svg")) continue;
+    const [a, b] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
+    const contrast = (a + 0.05) / (b + 0.05);
+    if (contrast < 4.5) found.add(`${e.tagName}.${e.className}: ${contrast.toFixed(2)}`);
+  }
+  return [...found];
+})()"""
