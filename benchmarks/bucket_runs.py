@@ -37,7 +37,7 @@ from benchmarks.spark_runs import (
 )
 from benchmarks.spark_state import KEY_BYTES, MAINTENANCE, STAGE, Keys, bytes_between, change, distinct_keys
 from tests.s3_proxy import S3Proxy
-from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, find_program
+from tests.s3_server import ACCESS_KEY, NONE_HERE, SECRET_KEY, S3Server, find_program
 from tests.spark_cluster import SparkCluster, user_of_executors
 from tidegate.engine.pipeline import Pipeline
 from tidegate.spark.s3a import with_s3a
@@ -173,7 +173,7 @@ class _PlainOnCluster(_PlainOnBucket):
 def _bucket() -> Iterator[_Bucket]:
     program = find_program()
     if program is None:
-        raise WrongWork("there is no S3 server here (./dev bench builds versitygw, where there is Go)")
+        raise WrongWork(NONE_HERE)
     server = S3Server(program)
     try:
         with S3Proxy(server.port) as proxy, mock.patch.dict("os.environ", server.environment(proxy.endpoint)):

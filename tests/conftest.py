@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from tests.jvms import start_jvms_soon
 from tests.postgres_server import PostgresServer, find_programs
-from tests.s3_server import S3Server, find_program
+from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark_cluster import ON_CLUSTER, SparkCluster, user_of_executors
 from tests.zookeeper_server import ZooKeeperServer
 from tidegate.spark.session import own_session
@@ -64,7 +64,7 @@ def zookeeper_server() -> Iterator[ZooKeeperServer]:
 def s3_server() -> Iterator[S3Server]:
     program = find_program()
     if program is None:
-        pytest.skip("there is no S3 server here (./dev test builds versitygw, where there is Go)")
+        pytest.skip(NONE_HERE)
     server = S3Server(program)
     yield server
     server.remove()

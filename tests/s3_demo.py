@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 
-from tests.s3_server import S3Server, find_program
+from tests.s3_server import NONE_HERE, S3Server, find_program
 
 
 def main() -> int:
     program = find_program()
     if program is None:
-        print("there is no S3 server here, and no Go to build one with", file=sys.stderr)
+        print(NONE_HERE, file=sys.stderr)
         return 1
     server = S3Server(program)
     try:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from tests.s3_server import S3Server, find_program
+from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.bucket_runs import BucketRuns
 from tests.spark.kills import kill_often
 from tests.spark.soak import some_step
@@ -50,7 +50,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = find_program()
     if program is None:
-        raise SystemExit("there is no S3 server here, and no Go to build one with")
+        raise SystemExit(NONE_HERE)
     server = S3Server(program)
     survived, seed = 0, arguments.seed
     try:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tests.s3_server import S3Server, find_program
+from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.cluster_runs import ClusterBucketRuns, ClusterRuns
 from tests.spark_cluster import SparkCluster, user_of_executors
 
@@ -69,7 +69,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = find_program()
     if program is None:
-        raise SystemExit("there is no S3 server here, and no Go to build one with")
+        raise SystemExit(NONE_HERE)
     server = S3Server(program)
     cluster = SparkCluster(_WORKERS, user_of_executors())
     survived, seed = 0, arguments.seed

@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.s3_server import S3Server, find_program
+from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.bucket_drivers import BucketDrivers
 from tests.spark.drivers import Drivers, fault_often, on_zookeeper
 from tests.zookeeper_server import ZooKeeperServer
@@ -115,7 +115,7 @@ def main() -> int:
     arguments = parser.parse_args()
     program = find_program() if arguments.bucket else None
     if arguments.bucket and program is None:
-        raise SystemExit("there is no S3 server here, and no Go to build one with")
+        raise SystemExit(NONE_HERE)
     server = None if program is None else S3Server(program)
     survived, seed = 0, arguments.seed
     try:
