@@ -307,6 +307,15 @@ class TestWhatTheLogKnows:
         assert [log.at(slot) for slot in range(5)] == [None, *GOOD, None]
         assert (log.completed(5), log.completed(6)) == (GOOD[1], None)
 
+    def test_it_knows_who_has_opened_its_generation(self) -> None:
+        assert DecisionLog().claimant == ""
+        log = log_with()
+        open_generation(log, claimant="a#1")
+        complete(log, 9, claimant="a#1")
+        assert log.claimant == "a#1"
+        open_generation(log, base=9, claimant="alone")
+        assert log.claimant == "alone"
+
     def test_a_generation_opened_from_nothing_has_no_newest(self) -> None:
         log = log_with()
         open_generation(log)

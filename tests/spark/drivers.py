@@ -17,9 +17,13 @@ from typing import IO, Final, Self
 from tests.namespaces import Namespace
 from tests.spark.kills import ROOT, KilledRuns
 from tests.zookeeper_server import ZooKeeperServer
+from tidegate.engine.events import CheckpointEnded, Ended, Started
+from tidegate.engine.history import Past
 from tidegate.engine.kill_points import VARIABLE
 from tidegate.engine.status import RunStatus
 from tidegate.engine.status_files import read_status
+from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
+from tidegate.storage.decisions import StoredDecisions
 
 NAMES: Final = ("a", "b", "c")
 _PATIENCE_S: Final = 240.0
@@ -258,6 +262,28 @@ class Drivers(KilledRuns):
             process.terminate()
         self._await_ends()
         assert "nobody has let it go" not in self.all_said()
+
+    def check_history(self) -> None:
+        """Whoever led, and however it ended: each checkpoint is told of once, as the log tells it; so is each start,
+        by the one that led it."""
+        log = StoredDecisions(self.store).read()
+        told = Past(self.store).everything()
+        ended = [each.checkpoint for each in told if isinstance(each, CheckpointEnded)]
+        assert sorted(each.checkpoint for each in ended) == [checkpoint_name(n) for n in range(1, len(ended) + 1)]
+        for each in ended:
+            checkpoint_id = checkpoint_id_of(each.checkpoint)
+            is_decided = checkpoint_id is not None and log.completed(checkpoint_id) is not None
+            # One that was decided and is not retained is not in the log any more: then it may be told as complete.
+            assert each.state == "complete" if is_decided else each.state in ("complete", "aborted"), each
+            assert each.state != "aborted" or each.why, each
+        assert any(each.state == "complete" and len(each.stages) > 1 for each in ended), "with what each stage did"
+        starts = [each for each in told if isinstance(each, Started) and each.instance is not None]
+        assert len({each.generation for each in starts}) == len(starts), "one of each generation tells that it started"
+        assert {each.instance for each in starts} >= self.leaders
+        assert any(each.because == "instances" for each in starts), "a change of instances is why it started anew"
+        alone, first = told[0], starts[-1]
+        assert isinstance(alone, Ended)
+        assert (alone.instance, alone.state, first.because) == (None, "finished", "first")
 
     def _await_ends(self) -> None:
         for name, process in self.processes.items():

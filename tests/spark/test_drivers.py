@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.s3_server import S3Server
 from tests.spark.bucket_drivers import BucketDrivers
 from tests.spark.drivers import Drivers, fault_often, on_zookeeper
+from tidegate.cli.exits import Exit
 from tidegate.engine.kill_points import Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
@@ -41,8 +43,30 @@ def test_drivers_that_share_nothing_but_buckets_lose_and_double_nothing(tmp_path
         _check(drivers)
 
 
+@pytest.mark.soak  # it takes minutes
+def test_instances_do_not_take_the_pipeline_back_from_a_run_alone_that_took_over(tmp_path: Path) -> None:
+    with Drivers(tmp_path, names=("a", "b")) as drivers:
+        drivers.begin_all()
+        drivers.feed_until_shown()
+        for process in drivers.processes.values():
+            process.send_signal(signal.SIGSTOP)
+        alone = drivers.start("--take-over")
+        drivers.feed_until_shown()
+        for process in drivers.processes.values():
+            process.send_signal(signal.SIGCONT)
+        for name, process in drivers.processes.items():
+            assert process.wait(240) == Exit.SUPERSEDED, drivers.said(name)[-3000:]
+        drivers.feed_until_shown()
+        alone.terminate()
+        assert drivers.finish(alone) == 0, drivers.output[-1][-3000:]
+        drivers.run_to_the_end()
+        drivers.check_tables()
+        drivers.check_every_epoch()
+
+
 def _check(drivers: Drivers) -> None:
     assert len(drivers.leaders) > 1, "nobody has taken over"
     drivers.check_tables()
     assert drivers.check_every_epoch() >= 3
     drivers.check_no_orphans()
+    drivers.check_history()

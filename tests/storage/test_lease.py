@@ -286,3 +286,81 @@ def test_instances_that_were_killed_are_no_reason_to_wait_for_instances(files: M
     started = time.monotonic()
     with instance(files, tmp_path, "b"):
         assert time.monotonic() - started < SHORT_S
+
+
+def made_older(files: Memory, by: timedelta) -> None:
+    """As one that is written by another clock."""
+    found = held_by(files)
+    at = (datetime.fromisoformat(found.at) - by).isoformat()
+    files.write(NAME, msgspec.json.encode(msgspec.structs.replace(found, at=at)))
+
+
+@pytest.mark.parametrize("behind", [timedelta(minutes=3), timedelta(hours=3)])
+def test_whoever_leads_is_heard_by_instances_whose_clocks_differ(
+    files: Memory, tmp_path: Path, behind: timedelta
+) -> None:
+    with instance(files, tmp_path, "a") as leader:
+        leader.speak(True)
+        leader.say(b'"by a"', at_once=True)
+        made_older(files, behind)
+        member = instance(files, tmp_path, "b")
+        with member:
+            assert bytes(held_by(files).said) == b'"by a"', "what was said stands"
+        assert not held_by(files).is_over, "it is not the member's to end"
+        leader.say(b'"and again"', at_once=True)
+        assert bytes(held_by(files).said) == b'"and again"'
+        with pytest.raises(RootInUse):
+            lock(files, tmp_path / "alone").__enter__()
+    assert held_by(files).is_over
+
+
+def test_whoever_leads_is_heard_again_when_a_run_alone_that_took_over_has_ended(files: Memory, tmp_path: Path) -> None:
+    with instance(files, tmp_path, "a") as leader:
+        leader.speak(True)
+        leader.say(b'"by a"', at_once=True)
+        with lock(files, tmp_path / "alone", take_over=True) as alone:
+            alone.say(b'"alone"', at_once=True)
+            leader.say(b'"by a, which was taken over from"', at_once=True)
+            assert bytes(held_by(files).said) == b'"alone"'
+        leader.say(b'"by a again"', at_once=True)
+        assert bytes(held_by(files).said) == b'"by a again"'
+        assert SeenLease(files).is_held()
+        with instance(files, tmp_path, "b"):  # it has nothing to say
+            leader.say(b'"still"', at_once=True)
+            assert bytes(held_by(files).said) == b'"still"'
+
+
+def test_an_instance_that_comes_after_a_run_alone_does_not_silence_the_one_that_leads(
+    files: Memory, tmp_path: Path
+) -> None:
+    with instance(files, tmp_path, "a") as leader:
+        leader.speak(True)
+        leader.say(b'"by a"', at_once=True)
+        with lock(files, tmp_path / "alone", take_over=True):
+            pass
+        with instance(files, tmp_path, "b"):
+            assert held_by(files).is_shared
+            leader.say(b'"by a again"', at_once=True)
+            assert bytes(held_by(files).said) == b'"by a again"'
+
+
+def test_one_that_led_and_leads_again_is_heard(files: Memory, tmp_path: Path) -> None:
+    with instance(files, tmp_path, "a") as first, instance(files, tmp_path, "b") as second:
+        for speaker, words in ((first, b'"a"'), (second, b'"b"'), (first, b'"a again"')):
+            speaker.speak(True)
+            speaker.say(words, at_once=True)
+            assert bytes(held_by(files).said) == words
+        second.speak(False)
+
+
+def test_an_old_leader_that_wakes_up_does_not_say_that_an_ended_pipeline_lives(files: Memory, tmp_path: Path) -> None:
+    with instance(files, tmp_path, "a") as old:
+        old.speak(True)
+        old.say(b'"by a"', at_once=True)
+        with instance(files, tmp_path, "b") as new:
+            new.speak(True)
+            new.say(b'"the end"', at_once=True)
+        ended = held_by(files)
+        assert ended.is_over
+        old.say(b'"by a, which does not know yet"', at_once=True)
+        assert held_by(files) == ended

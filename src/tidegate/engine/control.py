@@ -87,12 +87,14 @@ class Remote:
         pace: Pace | None = None,
         transfers: Transfers | None = None,
         on_status: Callable[[RunStatus | None], None] | None = None,
+        speaks: bool = True,
     ) -> None:
         """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: one that is
         worked at otherwise than on a thread of its own. `transfers`: those between the root and this machine.
-        `on_status` is called with all that the run says, and with None when another process speaks for it."""
+        `on_status` is called with all that the run says, and with None when another process speaks for it. `speaks`:
+        not from the beginning, where another process may do so."""
         self._on_status = on_status or _ignore_status
-        self._speaks = True
+        self._speaks = speaks
         self._transfers = Transfers() if transfers is None else transfers
         clock = Clock() if clock is None else clock
         self._observer = Observer(pipeline, clock)
@@ -101,6 +103,7 @@ class Remote:
         self._desk = (desk or partial(Desk, pace=pace or Pace(), transfers=self._transfers))(
             files, lock, self._on_stop, clock
         )
+        self._desk.speaks = speaks
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
         self._begun_in = 0

@@ -135,7 +135,8 @@ def run_pipeline(
     settings.check_effect_on(pipeline.validated())
     place = place_for_spark(root, work=settings.work, fsync=settings.fsync, instance=settings.instance)
     target = None if settings.up_to is None else Target(settings.up_to, place)
-    existed = not place.is_empty()
+    # What an instance leaves behind is not its own to remove: others may have come, and go on.
+    stays = settings.instance is not None or not place.is_empty()
     earlier = _last_words(place)  # before the lock is taken, which says something else in a bucket
     # What crosses machines must lie in the bucket, where the root is in one: executors are elsewhere, or other drivers.
     in_bucket = place.is_far and (settings.instance is not None or not _is_local(settings, spark))
@@ -162,6 +163,7 @@ def run_pipeline(
                 pace=place.pace,
                 transfers=place.transfers,
                 on_status=watchers.on_status,
+                speaks=settings.instance is None,
             ) as remote,
         ):
             records.remote = remote
@@ -185,10 +187,10 @@ def run_pipeline(
             records.run = run
             if closes_windows:
                 run.close_windows()
-            with _leaving_nothing(root_of_run, place, remote, recorder, existed=existed):
+            with _leaving_nothing(root_of_run, place, remote, recorder, stays=stays):
                 run.check_before_spark()
             run.start_spark()
-            with _leaving_nothing(root_of_run, place, remote, recorder, existed=existed):
+            with _leaving_nothing(root_of_run, place, remote, recorder, stays=stays):
                 remote.ended_as = run.run()
                 remote.ended_because = run.why_ended() or _why_ended(stopping, remote.ended_as, target)
         if view is not None:
@@ -257,7 +259,7 @@ def _why_ended(stop: Stop, done: StopRun, target: Target | None) -> str:
 
 
 @contextmanager
-def _leaving_nothing(root: Root, place: Place, remote: Remote, recorder: Recorder, *, existed: bool) -> Iterator[None]:
+def _leaving_nothing(root: Root, place: Place, remote: Remote, recorder: Recorder, *, stays: bool) -> Iterator[None]:
     """A root that was made for a run which then failed to start anything is removed. One of a run that was interrupted
     stays, and says so: nothing was wrong with it."""
     try:
@@ -266,7 +268,7 @@ def _leaving_nothing(root: Root, place: Place, remote: Remote, recorder: Recorde
         raise
     except BaseException:
         with suppress(StoreUnavailable):
-            if not existed and root.is_unused:
+            if not stays and root.is_unused:
                 remote.fall_silent()
                 recorder.forget()
                 place.remove()
@@ -288,14 +290,13 @@ def _unusable(error: OSError) -> StoreUnavailable:
 class _GivingWay:
     """Fits if the pipeline does, and no other run has opened a generation meanwhile."""
 
-    def __init__(self, fitting: SparkFitting, newest: int | None) -> None:
-        """`newest`: the newest generation that this run need not give way to; None: it gives way to nobody."""
+    def __init__(self, fitting: SparkFitting, check: Callable[[DecisionLog], None]) -> None:
+        """`check` raises where the run has to give way to another one."""
         self._fitting = fitting
-        self._newest = newest
+        self._check = check
 
     def fits(self, log: DecisionLog, base: Manifest | None) -> bool:
-        if self._newest is not None and log.generation > self._newest:
-            raise Superseded(self._newest, log.generation)
+        self._check(log)
         return self._fitting.fits(log, base)
 
 
@@ -522,9 +523,12 @@ class Run:
 
     def _check_not_superseded(self) -> DecisionLog:
         log = self._root.decisions.read()
+        self._check_need_not_give_way(log)
+        return log
+
+    def _check_need_not_give_way(self, log: DecisionLog) -> None:
         if self._newest_generation is not None and log.generation > self._newest_generation:
             raise Superseded(self._newest_generation, log.generation)
-        return log
 
     # -- opening ----------------------------------------------------------------------------------
 
@@ -549,7 +553,7 @@ class Run:
             own_time = [name for name, each in fitting.built.items() if each.has_event_time]
             self._options.check_effect_on_time(self._definitions, own_time)
             opening = RootOpening(self._root, sinks, examined, self._claimant())
-            opened, _ = opening.open(_GivingWay(fitting, self._newest_generation))
+            opened, _ = opening.open(_GivingWay(fitting, self._check_need_not_give_way))
         for change in fitting.changes:
             _log.warning("%s", change)
         self._remote.changed(fitting.changes)

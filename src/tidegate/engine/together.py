@@ -54,6 +54,7 @@ from tidegate.flows.instance import Cue
 from tidegate.flows.opening import Opened
 from tidegate.flows.requests import StartOrder
 from tidegate.protocol.config import as_ms
+from tidegate.protocol.decision_log import DecisionLog
 from tidegate.sinks.contract import FileSink
 from tidegate.sinks.staging import forget_generations
 from tidegate.storage.folder import near
@@ -76,6 +77,8 @@ _LEAVES_IN_S: Final = 120.0
 _JOINS_AGAIN_S: Final = 0.5
 _TELL_EVERY_S: Final = 10.0
 _LOOKS_PER_HEARING: Final = 8
+_INSTANCE_SEPARATOR: Final = "#"
+"""In the names under which instances claim generations, and in no other run's."""
 
 _FAILURES: Final = (StageFailed, CheckpointsFailed, SinkFailed, StoreUnavailable, SparkLost, InstanceFailed)
 
@@ -93,7 +96,6 @@ class RunTogether(Run):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._newest_generation = None  # it gives way to whoever leads, and to nobody else
         self._company: Company
         self._woken = threading.Event()
         self._failures = 0
@@ -105,7 +107,6 @@ class RunTogether(Run):
         self._led_last = False
         """Whether it led the last generation that it had a part in."""
         self._told_awaited: tuple[str, ...] = ()
-        self._remote.speak(False)
 
     def check_before_spark(self) -> None:
         """Whoever leads looks at all of it when a generation is opened: others may be at work now."""
@@ -271,7 +272,7 @@ class RunTogether(Run):
         generation: Generation | None = None
         try:
             generation = self._told(self._open)
-            self._followed = self._company.followed = generation.generation
+            self._have_part_in(generation.generation)
             done = self._told(self._drive, generation)
             if not self._stop.how.lacks(done):
                 self._say_ended(generation, "it was told to stop" if self._stop.wanted else "all its input is consumed")
@@ -285,6 +286,8 @@ class RunTogether(Run):
             self._goes_on("instances", str(why))
         except (Superseded, Fenced) as error:
             _log.warning("%s", error)
+            with suppress(StoreUnavailable):  # then it is asked again when it is opened
+                self._check_not_superseded()
         except _FAILURES as error:
             self._on_failed(generation, error)
         finally:
@@ -342,8 +345,17 @@ class RunTogether(Run):
             self._stop_all(generation)
             self._company.exchange.follow(())
 
+    def _have_part_in(self, generation: int) -> None:
+        self._followed = self._company.followed = self._newest_generation = generation
+
+    def _check_need_not_give_way(self, log: DecisionLog) -> None:
+        """It is told by the others who of them leads. A run alone that somebody has let take over from all of them is
+        not among them, and they are not to take the pipeline back."""
+        if _INSTANCE_SEPARATOR not in log.claimant:
+            super()._check_need_not_give_way(log)
+
     def _claimant(self) -> str:
-        return f"{self._name}#{uuid.uuid4().hex}"
+        return f"{self._name}{_INSTANCE_SEPARATOR}{uuid.uuid4().hex}"
 
     def _apart(self) -> frozenset[str]:
         return super()._apart() | self._company.kept_apart(self._definitions)
@@ -390,7 +402,7 @@ class RunTogether(Run):
 
     def _follow(self, order: StartOrder) -> StopRun | None:
         """Run what was ordered, until there is a newer generation."""
-        self._followed = self._company.followed = order.generation
+        self._have_part_in(order.generation)
         self._led_last = False
         self._remote.speak(False)
         generation: Generation | None = None
@@ -414,7 +426,7 @@ class RunTogether(Run):
         briefing = read_briefing(self._root.store, order.generation)
         if briefing is None:
             return None  # it is over
-        led_by, runs = order.leader.partition("#")[0], ", ".join(order.stages)
+        led_by, runs = order.leader.partition(_INSTANCE_SEPARATOR)[0], ", ".join(order.stages)
         _log.info("generation %d, led by %s: instance %s runs %s", order.generation, led_by, self._name, runs)
         part = briefing.part(self._company.own_part())
         self.begin("calling_functions")

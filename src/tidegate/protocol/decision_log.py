@@ -284,6 +284,11 @@ class DecisionLog:
         return self._records[-1].generation if self._records else 0
 
     @property
+    def claimant(self) -> str:
+        """By what name the newest generation was opened; empty: none was."""
+        return self._records[-1].claimant if self._records else ""
+
+    @property
     def next_generation(self) -> int:
         """Greater than any that was ever open, also by a record that is torn."""
         return self.generation + self._undecided + 1

@@ -45,7 +45,7 @@ _UNCHANGED_LOOKS: Final = 2
 # How often whoever holds it looks whether somebody has taken over.
 _BEATS_PER_LOOK: Final = 6
 _LOOK_EVERY_S: Final = 1.0
-# Whose clock is further off than that is not waited for by commands that only look.
+# Whose clock is further off than that is not waited for by commands that only look, nor taken for alive.
 _CLOCKS_DIFFER_S: Final = 600.0
 _END_S: Final = 10.0
 NAME: Final = "lease.json"
@@ -70,6 +70,8 @@ class Lease(msgspec.Struct, frozen=True):
     """What the run has said of itself last, in words of its own."""
     is_shared: bool = False
     """Whether instances hold it together, of which the holder is one."""
+    speaks: bool = False
+    """Whether that one leads, and `said` is its own. Else it only says that somebody lives."""
 
     @property
     def is_fresh(self) -> bool:
@@ -121,6 +123,7 @@ class LeaseLock(RootLock):
 
     carries_words = True
     _shares = False
+    _speaks = True
     _may_end = True
     """Whether nobody else holds it."""
     _beats_per_lease = _BEATS_PER_LEASE
@@ -223,6 +226,7 @@ class LeaseLock(RootLock):
                 self._taken,
                 self._said,
                 self._shares,
+                self._speaks,
             )
             self._files.write(NAME, msgspec.json.encode(lease))
 
@@ -284,16 +288,20 @@ class InstanceLease(LeaseLock):
         self._unchanged = 0
 
     def _take(self, seen: Lease | None) -> None:
-        """Who shares it need not wait. Where nobody lives it is written at once: a run alone may be about to come."""
-        if seen is not None and seen.is_shared:
-            self.is_shared = seen.is_fresh
-            self._may_end = not seen.is_fresh
-            self._taken = seen.taken
+        """Who shares it need not wait. Where nobody lives it is written at once: a run alone may be about to come.
+
+        Where nobody seems to live by the clocks, which may differ, what was said stands, and is not taken from whoever
+        said it: one who lives, and leads, goes on saying it."""
+        if seen is not None and seen.is_shared and not seen.is_over:
+            self.is_shared = abs(_age_s(seen)) <= _CLOCKS_DIFFER_S
+            self._may_end = False
+            self._taken, self._said = seen.taken, seen.said
             if seen.is_fresh:
                 return
-        elif not self._take_over:
-            self._wait_until_free(seen)
-        self._taken = 1 if seen is None else seen.taken + 1
+        else:
+            if not self._take_over and not (seen is not None and seen.is_shared):
+                self._wait_until_free(seen)
+            self._taken = 1 if seen is None else seen.taken + 1
         self._write()
 
     def _in_use(self, by: Lease) -> str:
@@ -306,6 +314,7 @@ class InstanceLease(LeaseLock):
         """Who does so to the end has ended the pipeline. Else, where there are others, the lease is left to them, or to
         end by itself."""
         self._may_end = is_ours if self._speaks or is_ours else self._may_end
+        self._has_spoken &= not is_ours  # it takes the lease anew, whoever has spoken meanwhile
         self._speaks = is_ours
 
     def say(self, said: bytes, *, at_once: bool = False) -> None:
@@ -325,8 +334,8 @@ class InstanceLease(LeaseLock):
             return  # a run alone has taken over
         if self._speaks:
             if found is not None and not is_own:
-                if found.taken > self._taken and self._has_spoken:
-                    return  # another one has begun to speak since
+                if self._has_spoken and found.taken > self._taken and found.is_shared and found.speaks:
+                    return  # another one has begun to speak since, or has ended the pipeline
                 self._taken = max(self._taken, found.taken) + 1
             self._has_spoken = True
             self._write()
