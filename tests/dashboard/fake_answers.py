@@ -381,7 +381,11 @@ def live(world: World, key: str | None) -> tuple[str, Any]:
     if key is None:
         return "pipelines", answer(world, ["pipelines"], {})
     pipeline = find_pipeline(world, key)
-    told = {"summary": pipeline.summary(), "status": msgspec.to_builtins(pipeline.status())}
+    told = {
+        "summary": pipeline.summary(),
+        "status": msgspec.to_builtins(pipeline.status()),
+        "newest_event": str(len(pipeline.events)),
+    }
     return "status", checked(told, values.Live)
 
 

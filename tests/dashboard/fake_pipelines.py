@@ -77,6 +77,7 @@ class FakePipeline:
         self.step: StepName = how.get("step", "loading")
         self.instances: tuple[InstanceStatus, ...] = how.get("instances", ())
         self.interval_s = 10
+        self.generation = 3
         self.ticks = 0
         self.rows = dict.fromkeys(shape, 0)
         self.depth = dict.fromkeys(shape, 0)
@@ -318,7 +319,7 @@ class FakePipeline:
             self.state,
             self.why,
             StartingStep(step=self.step, since=as_moment(self.now), stage="clean", number=2, of=5) if began else None,
-            3,
+            self.generation,
             {} if self.state == "starting" else stages,
             (self._live,) if self._live else (),
             now_ms - 34_000,

@@ -1,4 +1,4 @@
-"""What the tests of the dashboard share: one that is served on a free port, and a client that says what it likes."""
+"""What the tests of the dashboard share: one that is served on a free port, a client of it, the way to its pages."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tests.dashboard.browser import Browser
 from tidegate.dashboard.server import Dashboard
 from tidegate.dashboard.token import Token
 from tidegate.engine.events import AnyEvent
@@ -72,11 +73,24 @@ class Client:
 
 
 @contextmanager
-def served(*roots: Path, allow_actions: bool = False, host: str = "127.0.0.1") -> Iterator[Client]:
+def served(*roots: Path | str, allow_actions: bool = False, host: str = "127.0.0.1") -> Iterator[Client]:
     token = TOKEN if allow_actions or host != "127.0.0.1" else None
     places = [as_given(each) for each in roots]
     with Dashboard(places, host, 0, allow_actions=allow_actions, token=token) as board:
         yield Client(board)
+
+
+def open_page(page: Browser, client: Client, path: str) -> None:
+    """Of the first root, as somebody does who has its address."""
+    page.open("about:blank")
+    page.open(f"http://127.0.0.1:{client.board.port}/")
+    go(page, client, path)
+
+
+def go(page: Browser, client: Client, path: str) -> None:
+    """To another page of the one that is open, until it is drawn."""
+    page.see(f"location.hash = '#/p/{client.key}{path}'")
+    page.wait(f"document.getElementById('main')?.dataset.shows === '#/p/{client.key}{path}'")
 
 
 def note(root: Path, *events: AnyEvent) -> None:

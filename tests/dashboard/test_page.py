@@ -243,6 +243,17 @@ def test_history_tells_causes_and_is_filtered(page: Browser, server: Server) -> 
     assert "Recovered" not in page.text("main")
 
 
+def test_what_happens_comes_into_the_history_without_reload(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders, "/history?kinds=checkpoint"))
+    page.see("window.isTheSame = true")
+    assert "ckpt-000061" not in page.text("main")
+    orders.finish()
+    server.world.tell()
+    page.wait_text("ckpt-000061", "main .events")
+    assert page.see("window.isTheSame")
+
+
 def test_each_action_says_first_what_it_does_and_asks_for_the_token_once(page: Browser, server: Server) -> None:
     world, orders = server.world, server.world.named("orders")
     open_page(page, server, path_of(orders, "/actions"))
@@ -355,33 +366,158 @@ def test_a_page_that_nobody_sees_holds_no_connection(page: Browser, server: Serv
     assert page.see("document.getElementById('lost').hidden")
 
 
-def test_a_thousand_checkpoints_of_a_hundred_stages_are_drawn_sparingly(page: Browser) -> None:
+def test_a_start_with_other_stages_is_drawn_anew(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    open_page(page, server, path_of(orders))
+    page.wait("document.querySelectorAll('.graph .node').length === 7")
+    orders.shape = {name: part for name, part in orders.shape.items() if name not in {"order_log", "large"}}
+    orders.generation += 1
+    server.world.tell()
+    page.wait("document.querySelectorAll('.graph .node').length === 5")
+    page.wait("document.querySelectorAll('.graph .edge').length === 4")
+
+
+# -- a thousand checkpoints, a hundred stages -------------------------------------------------------
+#
+# What a page costs is what is in it, and what of it is touched: both are counted here, as no clock of a test is one of
+# its readers. The page's own clock stands still, so that nothing changes but what a test changes.
+
+STAND_STILL = "void (Date.now = (at => () => at)(Date.now()))"
+# Each with the element that it is in; a text that is gone is in none.
+TOUCHED = (
+    "turns.flat().map(({ target, addedNodes }) => ({ target: target.nodeType === 3 ? target.parentNode : target,"
+    " addedNodes })).filter(({ target }) => target !== null)"
+)
+IS_DRAWN = "document.querySelector('.dag')?.getAttribute('aria-busy') === 'false'"
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[Server]:
+    """For tests that leave it as it is, but for checkpoints that they add."""
     with serving(World(many=1000)) as server:
-        fleet = server.world.named("fleet <b>north</b>")
-        for path in ("", "/checkpoints", "/checkpoints/ckpt-000990", "/tables", "/history?kinds="):
-            open_page(page, server, path_of(fleet, path))
-            page.wait("document.querySelectorAll('main *').length > 200")
-            assert page.see("document.querySelectorAll('*').length") < 6000, path
-        open_page(page, server, path_of(fleet, "/checkpoints"))
-        points = page.wait(
-            "Math.max(...[...document.querySelectorAll('.plot path')].map(e => e.getAttribute('d').length))"
-        )
-        assert points < 20_000
-        open_page(page, server, path_of(fleet))
-        page.wait("document.querySelectorAll('.graph .node').length === 100")
-        page.see(
-            "window.touched = 0; new MutationObserver(all => { touched += all.length })"
-            ".observe(document.querySelector('.graph'),"
-            " { subtree: true, childList: true, attributes: true, characterData: true })"
-        )
-        server.world.tell()  # what has not changed is not touched
-        page.wait_text("Live", "#connection")
-        page.see(
-            "new Promise(drawn => setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(drawn)), 300))"
-        )
-        drawn = page.see("document.querySelectorAll('.graph *').length")
-        assert page.see("touched") < drawn / 20
-    page.requests.clear()
+        yield server
+
+
+@pytest.fixture
+def large_page(browser: Browser) -> Iterator[Browser]:
+    browser.errors.clear()
+    browser.size(DESKTOP)
+    browser.prefer("light")
+    yield browser
+    browser.open("about:blank")
+    assert browser.errors == []
+
+
+def watch(page: Browser, selector: str) -> None:
+    """From now on, what is touched in an element: of each turn of the browser's its own list."""
+    page.see(
+        "window.turns = []; new MutationObserver(all => turns.push(all))"
+        f".observe(document.querySelector({json.dumps(selector)}),"
+        " { subtree: true, childList: true, attributes: true, characterData: true })"
+    )
+
+
+def the_large_one(server: Server) -> FakePipeline:
+    return server.world.named("fleet <b>north</b>")
+
+
+def test_however_many_checkpoints_and_stages_there_are_little_is_in_a_page(large_page: Browser, large: Server) -> None:
+    fleet = the_large_one(large)
+    for path in (*EACH[:2], "/checkpoints/ckpt-000990", "/compare/ckpt-000989/ckpt-000990", *EACH[4:]):
+        open_page(large_page, large, path_of(fleet, path))
+        if not path:
+            large_page.wait(f"{IS_DRAWN} && document.querySelectorAll('.graph .node').length === 100")
+        assert large_page.see("document.querySelectorAll('*').length") < 2600, path
+        tables = large_page.see("[...document.querySelectorAll('main tbody')].map(each => each.rows.length)")
+        assert max(tables, default=0) <= 25, path
+    open_page(large_page, large, path_of(fleet, "/checkpoints"))
+    points = large_page.wait(
+        "Math.max(...[...document.querySelectorAll('.plot path')].map(e => e.getAttribute('d').length))"
+    )
+    assert points < 20_000
+
+
+def test_a_large_graph_is_drawn_a_few_stages_in_a_frame(large_page: Browser, large: Server) -> None:
+    open_page(large_page, large, path_of(the_large_one(large)))
+    large_page.wait(IS_DRAWN)
+    watch(large_page, ".dag")
+    large_page.size(PHONE)  # from above, so all of it is another
+    large_page.wait("document.querySelectorAll('.graph.is-above .node').length === 100")
+    large_page.wait(IS_DRAWN)
+    made = large_page.see(
+        "turns.map(all => all.flatMap(each => [...each.addedNodes])"
+        ".filter(each => each.matches?.('.node, .edge')).length).filter(Boolean)"
+    )
+    assert sum(made) == large_page.see("document.querySelectorAll('.node, .edge').length")
+    assert max(made) <= 24
+
+
+def test_a_change_of_one_stage_touches_what_tells_of_it_alone(
+    large_page: Browser, large: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = the_large_one(large)
+    open_page(large_page, large, path_of(fleet))
+    large_page.wait_text("Live", "#connection")
+    large_page.see(STAND_STILL)
+    rate = fleet.rate
+    monkeypatch.setattr(fleet, "rate", lambda name: 7 if name == "step_1_05" else rate(name))
+    large.world.tell()  # with this the ages of all are those of the clock that stands still
+    large_page.wait("document.querySelector('.node[aria-label*=\"step_1_05: 7/s\"]') !== null")
+    large_page.wait(IS_DRAWN)
+    watch(large_page, "body")
+    large.world.tell()  # nothing has changed
+    monkeypatch.setattr(fleet, "rate", lambda name: 8 if name == "step_1_05" else rate(name))
+    large.world.tell()
+    large_page.wait("document.querySelector('.node[aria-label*=\"step_1_05: 8/s\"]') !== null")
+    large_page.wait(IS_DRAWN)
+    touched = large_page.see(
+        f"[...new Set({TOUCHED}.map(({{ target }}) => target.closest('tr, .node, .flow, .edge') ?? target))]"
+        ".filter(each => each !== document.querySelector('.dag')).map(each => each.outerHTML)"
+    )
+    readers = sum("step_1_05" in inputs for _, inputs in fleet.shape.values())
+    assert sum('class="node' in each for each in touched) == 1
+    assert len(touched) <= 2 + 2 * readers, touched  # its row too, and each of its channels with the words at it
+
+
+@pytest.mark.parametrize(
+    ("path", "rows"), [("/checkpoints", "table.stacks tbody"), ("/tables", ".matrix tbody"), ("/history?kinds=", "ol")]
+)
+def test_one_more_checkpoint_is_one_more_row_and_no_other_is_touched(
+    large_page: Browser, large: Server, path: str, rows: str
+) -> None:
+    fleet = the_large_one(large)
+    open_page(large_page, large, path_of(fleet, path))
+    large_page.wait_text("Live", "#connection")
+    watch(large_page, f"main {rows}")
+    name = fleet.finish()
+    large.world.tell()
+    large_page.wait_text(name, f"main {rows}")
+    touched = large_page.see(
+        f"{TOUCHED}.filter(({{ target }}) => !target.closest('time'))"
+        ".map(each => [each.target.nodeName, [...each.addedNodes].map(added => added.nodeName)])"
+    )
+    assert sum(added in (["TR"], ["LI"]) for _, added in touched) == 1
+    # The one that all tables show is marked in the row before no more, and bars are of another scale.
+    assert len(touched) <= 2 + 4 * len(fleet.sinks), touched
+
+
+def test_of_many_stages_those_that_are_not_shown_are_found(large_page: Browser, large: Server) -> None:
+    fleet = the_large_one(large)
+    open_page(large_page, large, path_of(fleet))
+    names = "[...document.querySelectorAll('.paged tbody th')].map(each => each.innerText)"
+    every = list(fleet.shape)
+    assert large_page.see(names) == every[:25]
+    large_page.click_text("After", ".paged button")
+    large_page.wait_text("26 to 50 of 100", ".paged .pager")
+    assert large_page.see(names) == every[25:50]
+    large_page.see("document.querySelector('.paged input').focus()")
+    large_page.type("table_0")
+    large_page.wait_text("1 to 10 of 10", ".paged .pager")
+    large.world.tell()
+    assert large_page.see(names) == [name for name in every if "table_0" in name]
+    assert large_page.see("document.activeElement.value") == "table_0"
+    large_page.type("x")
+    large_page.wait_text("None has that in its name", ".paged .pager")
 
 
 def test_numbers_are_told_as_people_read_them(page: Browser, server: Server) -> None:

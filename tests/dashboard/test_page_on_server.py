@@ -8,7 +8,7 @@ import pytest
 
 from tests.cli.harness import live_run, make_root
 from tests.dashboard.browser import Browser
-from tests.dashboard.harness import TOKEN, Client, served
+from tests.dashboard.harness import TOKEN, go, open_page, served
 
 pytestmark = pytest.mark.slow
 
@@ -22,17 +22,6 @@ EACH = [
     "/settings",
     "/actions",
 ]
-
-
-def open_page(page: Browser, client: Client, path: str) -> None:
-    page.open("about:blank")
-    page.open(f"http://127.0.0.1:{client.board.port}/")
-    go(page, client, path)
-
-
-def go(page: Browser, client: Client, path: str) -> None:
-    page.see(f"location.hash = '#/p/{client.key}{path}'")
-    page.wait(f"document.getElementById('main')?.dataset.shows === '#/p/{client.key}{path}'")
 
 
 def test_every_page_is_drawn_of_what_the_server_tells(tmp_path: Path, browser: Browser) -> None:
@@ -82,6 +71,43 @@ def test_an_action_is_done_and_seen_without_reload(tmp_path: Path, browser: Brow
         browser.click("dialog button.main")
         browser.wait_text("stopping", ".said")
         run.await_end()
+        assert browser.see("window.isTheSame")
+        browser.open("about:blank")
+        assert browser.errors == []
+
+
+def test_the_checkpoint_that_somebody_waits_for_is_cancelled_and_the_run_goes_on(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with live_run(tmp_path / "played", checkpoints=1) as run, served(run.root, allow_actions=True) as client:
+        browser.errors.clear()
+        browser.size(1280)
+        open_page(browser, client, "/actions")
+        browser.see("window.isTheSame = true")
+        assert browser.see("document.querySelector('[data-action=cancel]').disabled")
+        run.hold_up()
+        browser.click("[data-action=checkpoint]")
+        browser.wait("document.activeElement.name === 'token'")
+        browser.type(TOKEN.secret.decode())
+        browser.press("Enter")
+        browser.wait("document.querySelector('[data-action=cancel]')?.disabled === false")
+        assert browser.see("document.querySelector('[data-action=checkpoint]').disabled")
+        assert "Cancel ckpt-000002" in browser.text("main")
+        browser.click("[data-action=cancel]")
+        browser.click("dialog button.main")
+        browser.wait_text("ckpt-000002 cancelled; the run goes on", ".said")
+        browser.wait_text("ckpt-000002 was aborted", ".said")
+        browser.wait("document.querySelector('[data-action=cancel]').disabled")
+        browser.click_text("Checkpoints")
+        browser.wait(
+            "[...document.querySelectorAll('main table.stacks tbody tr')]"
+            ".some(row => row.innerText.includes('ckpt-000002') && row.innerText.includes('Aborted'))"
+        )
+        run.let_go()
+        browser.click_text("Actions")
+        browser.click("[data-action=checkpoint]")
+        browser.click("dialog button.main")
+        browser.wait_text("ckpt-000003 is complete", ".said")
         assert browser.see("window.isTheSame")
         browser.open("about:blank")
         assert browser.errors == []

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 
@@ -27,7 +28,8 @@ from tidegate.dashboard.values import (
 )
 from tidegate.engine.control import Life
 from tidegate.engine.events import AnyEvent, CheckpointEnded, SavepointTaken, Started
-from tidegate.engine.status import CheckpointStatus, RunStatus
+from tidegate.engine.history import cursor_of, order_of
+from tidegate.engine.status import CheckpointStatus, RunStatus, moment_ms
 from tidegate.engine.summary import spread_of
 from tidegate.protocol.names import checkpoint_id_of
 
@@ -65,6 +67,31 @@ class Happened:
         states = [each.state for each in self.ended.values()]
         self.completed = sum(state in _COMPLETED for state in states)
         self.failed = states.count("aborted")
+
+    @property
+    def newest(self) -> str | None:
+        """What changes when something has happened."""
+        return cursor_of(self.events[0]) if self.events else None
+
+    def page(
+        self, kinds: Collection[type[Any]] | None, before: str | None, limit: int
+    ) -> tuple[list[AnyEvent], str | None]:
+        """Of these kinds, newest first, and by what to ask for those before them; None: there are none. What has come
+        since shifts nothing."""
+        found: list[AnyEvent] = []
+        for event in islice(self.events, 0 if before is None else self._first_before(order_of(before)), None):
+            if kinds is not None and type(event) not in kinds:
+                continue
+            if len(found) == limit:
+                return found, cursor_of(found[-1])
+            found.append(event)
+        return found, None
+
+    def _first_before(self, order: tuple[int, str]) -> int:
+        events = self.events
+        return bisect_left(
+            range(len(events)), True, key=lambda each: (moment_ms(events[each].at), events[each].id) < order
+        )
 
     def is_of(self, events: Sequence[AnyEvent]) -> bool:
         """Whether these are the very same."""

@@ -80,11 +80,12 @@ class Pace(msgspec.Struct, frozen=True):
     damage_s: float = 60.0
     outlook_s: float = 5.0
     tables_s: float = 2.0
+    full_s: float = 30.0
 
 
 _NEAR: Final = Pace()
 # Requests are paid for there, and a run says something every four seconds.
-_FAR: Final = Pace(word_s=4.0, known_s=15.0, damage_s=600.0, outlook_s=30.0, tables_s=30.0)
+_FAR: Final = Pace(word_s=4.0, known_s=15.0, damage_s=600.0, outlook_s=60.0, tables_s=30.0, full_s=600.0)
 _STALE_TIMES: Final = 5
 
 
@@ -123,10 +124,10 @@ class ShownRoot:
         self.given = place.url if isinstance(place, RootInBucket) else str(place)
         where = self.given if isinstance(place, RootInBucket) else str(place.paths.root.resolve())
         self.key = hashlib.sha256(where.encode()).hexdigest()[:12]
-        pace = _FAR if place.is_far else _NEAR
+        self._pace = pace = _FAR if place.is_far else _NEAR
         self._past = Past(place.files)
-        self._past_lock = threading.Lock()
-        self._inspected: InspectedRoot | None = None
+        self._inspected: dict[Callable[[], object], InspectedRoot] = {}
+        """Whoever looks has one of its own: each is for one thread at a time."""
         self._statuses: dict[str, CheckpointStatus] = {}
         """Of manifests that were read, by their checksums."""
         self._shown_tables = ShownTables()
@@ -155,14 +156,14 @@ class ShownRoot:
     # -- what is read -----------------------------------------------------------------------------
 
     def _read_known(self) -> Known:
-        inspected = self._inspect()
+        inspected = self._inspect(self._read_known)
         problems: list[str] = []
         log = _read_or_noted(inspected.log, problems)
         if log is None:
             return Known(pipeline=inspected.pipeline, root_id=inspected.id, problems=tuple(problems))
         records = {each: found for each in sorted(log.retained) if (found := log.completed(each)) is not None}
-        kept = self._read_manifests(records, problems)
-        manifest = self._newest_manifest(log, records, problems)
+        kept, new = self._read_manifests(records, problems)
+        manifest = self._newest_manifest(log, records, new, problems)
         graph = {} if manifest is None else graph_of(manifest)
         before = self._known_last
         self._known_last = now = Known(
@@ -178,21 +179,21 @@ class ShownRoot:
         )
         return now
 
-    def _inspect(self) -> InspectedRoot:
+    def _inspect(self, looks: Callable[[], object]) -> InspectedRoot:
         """One for as long as it is the same root: it keeps what it has read of the log."""
-        found = self._inspected
+        found = self._inspected.get(looks)
         if found is not None:
             self.place.check_is_there()
             owner = read_owner(found.files)
             if owner is not None and (owner.root_id, owner.pipeline) == (found.id, found.pipeline):
                 return found
-        self._inspected = found = InspectedRoot(self.place)
+        self._inspected[looks] = found = InspectedRoot(self.place)
         return found
 
     def _read_manifests(
         self, records: Mapping[int, CheckpointCompleted], problems: list[str]
-    ) -> dict[int, CheckpointStatus]:
-        """Each of them once."""
+    ) -> tuple[dict[int, CheckpointStatus], Mapping[str, bytes]]:
+        """Each of them once; also what was read of those that are new."""
         new = {each.manifest: each for each in records.values() if each.manifest_sha256 not in self._statuses}
         names = [name for name in new if RootPaths.is_inside(name)]
         found = _read_or_noted(lambda: self.place.files.read_all(names), problems) or {}
@@ -210,11 +211,16 @@ class ShownRoot:
                     statuses[record.manifest_sha256] = status
             kept[number] = status
         self._statuses = statuses
-        return kept
+        return kept, found
 
     def _newest_manifest(
-        self, log: DecisionLog, records: Mapping[int, CheckpointCompleted], problems: list[str]
+        self,
+        log: DecisionLog,
+        records: Mapping[int, CheckpointCompleted],
+        new: Mapping[str, bytes],
+        problems: list[str],
     ) -> Manifest | None:
+        """`new`: those that were just read."""
         before = self._known_last
         wanted = [] if log.newest is None else [log.newest]
         wanted += [records[number] for number in sorted(records, reverse=True) if records[number] not in wanted][:3]
@@ -222,7 +228,9 @@ class ShownRoot:
             if before is not None and before.manifest is not None and before.newest == record == log.newest:
                 return before.manifest
             with suppress(TidegateError):
-                data = self.place.files.read(record.manifest) if RootPaths.is_inside(record.manifest) else None
+                data = new.get(record.manifest)
+                if data is None and RootPaths.is_inside(record.manifest):
+                    data = self.place.files.read(record.manifest)
                 if data is not None:
                     return decode_manifest(data, record.manifest_sha256, record.manifest)
         if wanted:
@@ -230,15 +238,14 @@ class ShownRoot:
         return None
 
     def _read_events(self) -> Happened:
-        with self._past_lock:
-            events = self._past.everything()
+        events = self._past.everything()
         if not self._happened.is_of(events):
             self._happened = Happened(events)
         return self._happened
 
     def _read_damage(self) -> dict[int, str]:
         """What is wrong with checkpoints, by the sizes of their files: it takes its time, where there are many."""
-        inspected = InspectedRoot(self.place)
+        inspected = self._inspect(self._read_damage)
         records = inspected.retained()
         inspected.look_ahead(records)
         found: dict[int, str] = {}
@@ -250,7 +257,7 @@ class ShownRoot:
         return found
 
     def _read_outlook(self) -> Outlook:
-        return next_run(InspectedRoot(self.place), is_alive=self._word.get()[0] is not Life.STOPPED)
+        return next_run(self._inspect(self._read_outlook), is_alive=self._word.get()[0] is not Life.STOPPED)
 
     def _read_tables(self) -> Tables:
         known = self._known.get()
@@ -339,7 +346,12 @@ class ShownRoot:
 
     def live(self) -> Live:
         word = _read_or_noted(self._word.get)
-        return Live(self.pipeline_summary(), None if word is None else word[1])
+        happened = _read_or_noted(self._events.get)
+        return Live(
+            self.pipeline_summary(),
+            None if word is None else word[1],
+            None if happened is None else happened.newest,
+        )
 
     def detail(self, *, actions_allowed: bool) -> PipelineDetail:
         known = self.known()
@@ -400,8 +412,7 @@ class ShownRoot:
 
     def history(self, kinds: Collection[type[Any]] | None, before: str | None, limit: int) -> History:
         self.known()
-        with self._past_lock:
-            events, cursor = _told(partial(self._past.newest, limit, before, kinds))
+        events, cursor = _told(partial(self._events.get().page, kinds, before, limit))
         return History(tuple(events), cursor)
 
     def seen(self) -> tuple[str, bool, RunStatus | None, list[AnyEvent]]:
@@ -424,7 +435,9 @@ class ShownRoot:
             if found is None:
                 read = partial(self._read_in_full, record)
                 # What it consists of never changes; the tables may be read by somebody else, or be set back.
-                found = self._full[record.manifest_sha256] = Kept(lambda: _told(read), self._beside, 30.0, 3_600.0)
+                found = self._full[record.manifest_sha256] = Kept(
+                    lambda: _told(read), self._beside, self._pace.full_s, 3_600.0
+                )
             self._full.move_to_end(record.manifest_sha256)
             while len(self._full) > _MOST_IN_FULL:
                 self._full.popitem(last=False)

@@ -226,7 +226,7 @@ def _without_age(found: Live | Pipelines) -> Any:
     """What is compared: that a checkpoint is older than before is no change."""
     if isinstance(found, Pipelines):
         return tuple(map(_ageless, found.pipelines))
-    return _ageless(found.summary), found.status
+    return _ageless(found.summary), found.status, found.newest_event
 
 
 def _ageless(summary: Any) -> Any:

@@ -143,6 +143,8 @@ class Live(msgspec.Struct, frozen=True):
 
     summary: PipelineSummary
     status: RunStatus | None
+    newest_event: str | None = None
+    """What changes when there is more in the history."""
 
 
 # -- checkpoints ------------------------------------------------------------------------------------

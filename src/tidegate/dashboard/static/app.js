@@ -152,7 +152,7 @@ function drawSoon(draw) {
 function take(key, data) {
   if (pipeline?.key !== key) return;
   noteChanges(pipeline.detail, data);
-  Object.assign(pipeline.detail, { summary: data.summary, status: data.status ?? pipeline.detail.status });
+  Object.assign(pipeline.detail, { summary: data.summary, status: data.status ?? pipeline.detail.status, newest_event: data.newest_event });
   if (data.status && data.status.generation !== pipeline.generation) {
     pipeline.generation = data.status.generation;
     refresh(key); // another start may have other stages, other settings
@@ -250,7 +250,7 @@ function held(state, why = null) {
       page?.refresh?.();
     }
   }
-  lost.hidden = state !== "lost";
+  if (lost.hidden === (state === "lost")) lost.hidden = state !== "lost";
 }
 
 // -- colours, token, beginning ----------------------------------------------------------------------

@@ -1,4 +1,5 @@
-// The DAG, drawn from the layout that `tidegate graph` has, and kept as it is: on a change only what differs is touched.
+// The DAG, drawn from the layout that `tidegate graph` has, and kept as it is: on a change only what differs is touched,
+// a few stages and channels in each frame.
 //
 // From left to right where there is room, from above where there is not. A stage is a box: its name, what it writes, what
 // it does. An edge has what flows in it, what its reader has yet to read, and the watermark. The barrier of the checkpoint
@@ -6,7 +7,8 @@
 
 import { attribute, h, s, say } from "./dom.js";
 import { words } from "./health.js";
-import { behind, count, NONE, plural, rate, shorten, time } from "./words.js";
+import { Turns } from "./turns.js";
+import { behind, count, plural, rate, shorten, time } from "./words.js";
 
 const ROW = 30; // of the layout, from left to right
 const GAP = [132, 200]; // at least, at most
@@ -15,11 +17,14 @@ const CHARACTER = 7.4;
 const MARGIN = 10;
 const NARROW = 700;
 const CUT = ["recording", "storing", "done"];
+const BEFORE_END = 16; // of a barrier that has come to its reader: before the arrow
+const PER_FRAME = 24; // stages and channels that are drawn, or changed, at once
 
 export class Dag {
   #detail;
-  #nodes = new Map();
-  #edges = [];
+  #layout = null; // what is drawn
+  #parts = [];
+  #turns = new Turns((part) => part.draw(part.now), PER_FRAME, (isBusy) => attribute(this.element, "aria-busy", isBusy));
 
   constructor(detail) {
     this.element = h("div", { class: "dag scrolls", role: "region", "aria-label": "The stages, drawn", tabindex: 0 });
@@ -40,6 +45,7 @@ export class Dag {
 
   close() {
     this.observer.disconnect();
+    this.#turns.clear();
   }
 
   /** Whether it is as wide as the page, or as large as it is. */
@@ -49,8 +55,9 @@ export class Dag {
   }
 
   update(detail) {
-    const isOther = JSON.stringify(detail.layout) !== JSON.stringify(this.#detail.layout);
     this.#detail = detail;
+    if (this.#layout === null) return; // until it is known how much room there is
+    const isOther = detail.layout !== this.#layout && JSON.stringify(detail.layout) !== JSON.stringify(this.#layout);
     if (isOther) this.draw(this.element.clientWidth);
     else this.#fill();
   }
@@ -58,112 +65,154 @@ export class Dag {
   draw(width) {
     const { layout } = this.#detail;
     const place = width < NARROW ? fromAbove(layout, width) : fromLeft(layout, width);
-    this.#nodes.clear();
-    this.#edges = [];
     const svg = s("svg", { class: place.isAbove ? "graph is-above" : "graph", viewBox: `0 0 ${place.width} ${place.height}`, width: place.width, height: place.height, role: "group", "aria-label": "Stages and channels" });
     const edges = s("g", {}), labels = s("g", {}), nodes = s("g", {}), bars = s("g", {});
-    for (const edge of layout.edges) this.#addEdge(edge, place, edges, labels, bars);
-    for (const node of layout.nodes) this.#addNode(node, place, nodes);
+    this.#turns.clear();
+    this.#layout = layout;
+    this.#parts = [...layout.nodes.map((node) => this.#node(node, place, nodes)), ...layout.edges.map((edge) => this.#edge(edge, place, edges, labels, bars))];
     svg.append(arrow(), edges, bars, nodes, labels);
     this.element.replaceChildren(svg);
     this.#fill();
   }
 
-  #addNode(node, place, into) {
-    const { x, y, width, height } = place.box(node);
-    const kind = this.#detail.graph[node.stage]?.kind ?? node.kind;
-    const room = Math.floor((width - 18) / (place.isAbove ? 6.2 : CHARACTER));
-    const parts = { title: s("title"), does: s("text", { class: "does", x: 13, y: 58 }), rate: s("text", { class: "rate", x: 13, y: 40 }), sign: s("path", { class: "sign" }) };
-    const box = s("g", { class: "node", transform: `translate(${x} ${y})`, role: "img" },
-      parts.title,
-      s("rect", { class: "box", width, height, rx: kind === "stage" ? 4 : 14 }),
-      kind === "sink" && s("rect", { class: "inner", x: 3, y: 3, width: width - 6, height: height - 6, rx: 11 }),
-      s("rect", { class: "mark", x: 4, y: 14, width: 4, height: height - 28, rx: 2 }),
-      s("text", { class: "name", x: 13, y: 22 }, shorten(node.stage, room)),
-      parts.rate, parts.does, parts.sign);
-    parts.sign.setAttribute("transform", `translate(${width - 21} ${height - 20})`);
-    this.#nodes.set(node.stage, { ...parts, box, kind, room: Math.floor((width - 18) / (place.isAbove ? 5.6 : 6.2)), now: "" });
-    into.append(box);
-  }
-
-  #addEdge(edge, place, edges, labels, bars) {
-    const { layout } = this.#detail;
-    const path = s("path", { class: "edge", d: place.way(edge), "marker-end": "url(#arrow)" }, s("title"));
-    const inputs = layout.edges.filter(({ target }) => target === edge.target);
-    const at = place.label(edge, inputs.indexOf(edge), inputs.length);
-    const flow = s("text", { class: "flow", x: at?.x, y: at?.y, "text-anchor": at?.anchor });
-    const late = s("text", { class: "late", x: at?.x, y: at && at.y + at.below, "text-anchor": at?.anchor });
-    const bar = s("g", { class: "barrier is-away" }, s("path", { d: place.isAbove ? "M-11 0H11" : "M0-11V11" }));
-    bars.append(bar);
-    edges.append(path);
-    if (at !== null) labels.append(flow, late);
-    this.#edges.push({ ...edge, path, flow, late, bar, isOnly: inputs.length <= 1, points: new Map(), isAbove: place.isAbove });
-  }
-
+  /** What is not as it should look has its turn, and what is not drawn yet. */
   #fill() {
     const { status, summary } = this.#detail;
     const isAlive = summary.life === "alive";
-    const stages = status?.stages ?? {};
     const [checkpoint] = isAlive ? (status?.in_progress ?? []) : [];
-    for (const [name, node] of this.#nodes) this.#fillNode(name, node, stages[name], checkpoint?.stages[name], isAlive);
-    for (const edge of this.#edges) this.#fillEdge(edge, stages, checkpoint, isAlive);
+    const seen = { stages: status?.stages ?? {}, checkpoint, isAlive };
+    this.#turns.add(this.#parts.filter((part) => {
+      const now = part.look(seen);
+      const isAsBefore = part.now !== null && Object.entries(now).every(([name, value]) => part.now[name] === value);
+      part.now = now;
+      return !isAsBefore;
+    }));
   }
 
-  #fillNode(name, node, stage, part, isAlive) {
-    const held = isAlive ? stage?.held_back_by : null;
-    const does = !isAlive ? "" : held ? `held back by ${held}` : stage?.no_batch ? "no batch: source silent" : part ? words(part) : stage?.chained_into ? `in ${stage.chained_into}'s query` : stage?.lag > 0 ? `lag ${count(stage.lag)}` : "";
-    const flow = isAlive && stage && !stage.chained_into ? `${rate(stage.rows_per_s)}` : isAlive ? "" : "not running";
-    const state = held || stage?.no_batch ? "is-held" : part ? `is-${part.progress}` : "";
-    const now = [does, flow, state].join("|");
-    if (now === node.now) return;
-    node.now = now;
-    say(node.rate, flow);
-    say(node.does, shorten(does, node.room));
-    attribute(node.box, "class", `node ${node.kind} ${isAlive ? state : "is-off"}`);
-    attribute(node.sign, "d", held || stage?.no_batch ? "M6 0L12 11H0z" : part?.progress === "done" ? "M1 6l4 4 7-9" : part && part.progress !== "waiting" ? "M1 1h10v10H1z" : "");
-    const told = `${node.kind} ${name}: ${flow || "runs in another's query"}${does ? `, ${does}` : ""}`;
-    say(node.title, told);
-    attribute(node.box, "aria-label", told);
+  /** A part of the drawing: `look` tells how it should look, as texts; `draw` makes it so. It is made when it is first
+   * drawn. */
+  #node(node, place, into) {
+    const kind = this.#detail.graph[node.stage]?.kind ?? node.kind;
+    let made = null;
+    return { now: null, look: (seen) => nodeLook(node.stage, kind, seen), draw: (now) => drawNode((made ??= makeNode(node, kind, place, into)), kind, now) };
   }
 
-  #fillEdge(edge, stages, checkpoint, isAlive) {
-    const source = stages[edge.source], target = stages[edge.target];
-    const held = isAlive && source?.held_back_by === edge.target;
-    const isChained = source?.chained_into && (source.chained_into === edge.target || source.chained_into === target?.chained_into);
-    const flow = !isAlive || !source || isChained ? (isChained ? "one query" : "") : rate(source.rows_per_s);
-    const lag = edge.isOnly && target?.lag > 0 ? `lag ${count(target.lag)}` : "";
-    const mark = isAlive && source?.watermark_ms ? behind(source.watermark_ms) : "";
-    say(edge.flow, held ? "held back" : edge.isAbove ? flow : [flow, lag].filter(Boolean).join(" · "));
-    say(edge.late, edge.isAbove && lag ? lag : mark); // from above there is little room
-    const before = checkpoint?.stages[edge.source], after = checkpoint?.stages[edge.target];
-    const isBehind = Boolean(before && CUT.includes(before.progress) && after && CUT.includes(after.progress));
-    attribute(edge.path, "class", `edge ${held ? "is-held" : ""} ${isBehind ? "is-passed" : ""} ${isChained ? "is-chained" : ""} ${isAlive ? flowing(source?.rows_per_s) : "is-off"}`);
-    attribute(edge.flow, "class", held ? "flow is-held" : "flow");
-    const at = this.#barrierAt(edge, before, after);
-    const wasAway = edge.bar.classList.contains("is-away");
-    attribute(edge.bar, "class", at === null ? "barrier is-away" : wasAway ? "barrier is-new" : "barrier"); // a new one does not fly in
-    if (at !== null) {
-      const { x, y } = pointAt(edge, at);
-      attribute(edge.bar, "transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
-    }
-    say(edge.path.firstChild, `${edge.source} to ${edge.target}: ${[flow, held && "held back", target?.lag > 0 && plural(target.lag, "segment") + " yet to read", mark && `watermark ${time(source.watermark_ms)}, ${mark}`, at !== null && "the barrier is here"].filter(Boolean).join(", ")}`);
+  #edge(edge, place, edges, labels, bars) {
+    const inputs = this.#detail.layout.edges.filter(({ target }) => target === edge.target);
+    const at = place.label(edge, inputs.indexOf(edge), inputs.length);
+    const about = { ...edge, isOnly: inputs.length <= 1, isAbove: place.isAbove };
+    let made = null;
+    return { now: null, look: (seen) => edgeLook(about, seen), draw: (now) => drawEdge((made ??= makeEdge(edge, at, place, edges, labels, bars)), now) };
   }
+}
 
-  /** How far along an edge the barrier is; null: not in it. */
-  #barrierAt(edge, before, after) {
-    if (!before || !after || !CUT.includes(before.progress)) return null;
-    if (after.progress === "waiting") return 0.15;
-    if ((after.progress === "aligning" || after.progress === "recording") && after.waits_for.includes(edge.source)) return 0.15;
-    if (after.progress === "aligning" || after.progress === "catching_up") return 0.85;
-    return null;
+// -- a stage ----------------------------------------------------------------------------------------
+
+function makeNode(node, kind, place, into) {
+  const { x, y, width, height } = place.box(node);
+  const room = Math.floor((width - 18) / (place.isAbove ? 6.2 : CHARACTER));
+  const parts = { title: s("title"), does: s("text", { class: "does", x: 13, y: 58 }), rate: s("text", { class: "rate", x: 13, y: 40 }), sign: s("path", { class: "sign", transform: `translate(${width - 21} ${height - 20})` }) };
+  const box = s("g", { class: "node", transform: `translate(${x} ${y})`, role: "img" },
+    parts.title,
+    s("rect", { class: "box", width, height, rx: kind === "stage" ? 4 : 14 }),
+    kind === "sink" && s("rect", { class: "inner", x: 3, y: 3, width: width - 6, height: height - 6, rx: 11 }),
+    s("rect", { class: "mark", x: 4, y: 14, width: 4, height: height - 28, rx: 2 }),
+    s("text", { class: "name", x: 13, y: 22 }, shorten(node.stage, room)),
+    parts.rate, parts.does, parts.sign);
+  into.append(box);
+  return { ...parts, box, room: Math.floor((width - 18) / (place.isAbove ? 5.6 : 6.2)) };
+}
+
+function nodeLook(name, kind, { stages, checkpoint, isAlive }) {
+  const stage = stages[name], part = checkpoint?.stages[name];
+  const held = isAlive ? stage?.held_back_by : null;
+  const isLate = Boolean(held || stage?.no_batch);
+  const does = !isAlive ? "" : held ? `held back by ${held}` : stage?.no_batch ? "no batch: source silent" : part ? words(part) : stage?.chained_into ? `in ${stage.chained_into}'s query` : stage?.lag > 0 ? `lag ${count(stage.lag)}` : "";
+  const flow = isAlive && stage && !stage.chained_into ? rate(stage.rows_per_s) : isAlive ? "" : "not running";
+  return {
+    does,
+    flow,
+    state: !isAlive ? "is-off" : isLate ? "is-held" : part ? `is-${part.progress}` : "",
+    sign: isLate ? "M6 0L12 11H0z" : part?.progress === "done" ? "M1 6l4 4 7-9" : part && part.progress !== "waiting" ? "M1 1h10v10H1z" : "",
+    told: `${kind} ${name}: ${flow || "runs in another's query"}${does ? `, ${does}` : ""}`,
+  };
+}
+
+function drawNode(node, kind, { does, flow, state, sign, told }) {
+  say(node.rate, flow);
+  say(node.does, shorten(does, node.room));
+  attribute(node.box, "class", `node ${kind} ${state}`);
+  attribute(node.sign, "d", sign);
+  say(node.title, told);
+  attribute(node.box, "aria-label", told);
+}
+
+// -- a channel --------------------------------------------------------------------------------------
+
+function makeEdge(edge, at, place, edges, labels, bars) {
+  const way = place.way(edge);
+  const path = s("path", { class: "edge", d: way, "marker-end": "url(#arrow)" }, s("title"));
+  const flow = s("text", { class: "flow", x: at?.x, y: at?.y, "text-anchor": at?.anchor });
+  const late = s("text", { class: "late", x: at?.x, y: at && at.y + at.below, "text-anchor": at?.anchor });
+  const bar = s("g", { class: "barrier is-away" }, s("path", { d: place.isAbove ? "M-11 0H11" : "M0-11V11" }));
+  bars.append(bar);
+  edges.append(path);
+  if (at !== null) labels.append(flow, late);
+  // Its points are measured on a path that is in no page: on one that is, that would lay out all of it each time.
+  return { path, flow, late, bar, measured: s("path", { d: way }), points: new Map() };
+}
+
+function edgeLook(edge, { stages, checkpoint, isAlive }) {
+  const source = stages[edge.source], target = stages[edge.target];
+  const isHeld = isAlive && source?.held_back_by === edge.target;
+  const isChained = source?.chained_into && (source.chained_into === edge.target || source.chained_into === target?.chained_into);
+  const flow = !isAlive || !source || isChained ? (isChained ? "one query" : "") : rate(source.rows_per_s);
+  const lag = edge.isOnly && target?.lag > 0 ? `lag ${count(target.lag)}` : "";
+  const mark = isAlive && source?.watermark_ms ? behind(source.watermark_ms) : "";
+  const before = checkpoint?.stages[edge.source], after = checkpoint?.stages[edge.target];
+  const isBehind = Boolean(before && CUT.includes(before.progress) && after && CUT.includes(after.progress));
+  const at = barrierAt(edge, before, after);
+  return {
+    flow: isHeld ? "held back" : edge.isAbove ? flow : [flow, lag].filter(Boolean).join(" · "),
+    late: edge.isAbove && lag ? lag : mark, // from above there is little room
+    isHeld,
+    state: `${isHeld ? "is-held" : ""} ${isBehind ? "is-passed" : ""} ${isChained ? "is-chained" : ""} ${isAlive ? flowing(source?.rows_per_s) : "is-off"}`,
+    at,
+    told: `${edge.source} to ${edge.target}: ${[flow, isHeld && "held back", target?.lag > 0 && plural(target.lag, "segment") + " yet to read", mark && `watermark ${time(source.watermark_ms)}, ${mark}`, at !== null && "the barrier is here"].filter(Boolean).join(", ")}`,
+  };
+}
+
+function drawEdge(edge, { flow, late, isHeld, state, at, told }) {
+  say(edge.flow, flow);
+  say(edge.late, late);
+  attribute(edge.path, "class", `edge ${state}`);
+  attribute(edge.flow, "class", isHeld ? "flow is-held" : "flow");
+  const wasAway = edge.bar.classList.contains("is-away");
+  attribute(edge.bar, "class", at === null ? "barrier is-away" : wasAway ? "barrier is-new" : "barrier"); // a new one does not fly in
+  if (at !== null) {
+    const { x, y } = pointAt(edge, at);
+    attribute(edge.bar, "transform", `translate(${x.toFixed(1)} ${y.toFixed(1)})`);
   }
+  say(edge.path.firstChild, told);
+}
+
+/** Where in an edge the barrier is, "begin" or "end"; null: not in it. */
+function barrierAt(edge, before, after) {
+  if (!before || !after || !CUT.includes(before.progress)) return null;
+  if (after.progress === "waiting") return "begin";
+  if ((after.progress === "aligning" || after.progress === "recording") && after.waits_for.includes(edge.source)) return "begin";
+  if (after.progress === "aligning" || after.progress === "catching_up") return "end";
+  return null;
 }
 
 const flowing = (perSecond) => (!perSecond ? "is-idle" : perSecond < 1000 ? "" : perSecond < 20000 ? "is-busy" : "is-full");
 
-function pointAt(edge, part) {
-  if (!edge.points.has(part)) edge.points.set(part, edge.path.getPointAtLength(edge.path.getTotalLength() * part));
-  return edge.points.get(part);
+function pointAt(edge, at) {
+  if (!edge.points.has(at)) {
+    const length = edge.measured.getTotalLength();
+    edge.points.set(at, edge.measured.getPointAtLength(at === "begin" ? length * 0.15 : length - BEFORE_END));
+  }
+  return edge.points.get(at);
 }
 
 function arrow() {
@@ -201,7 +250,7 @@ function fromLeft(layout, room) {
       }).join(" "),
     label: ({ points }) => {
       const to = points.at(-1);
-      return { x: lefts[to.column] - 13, y: y(to.row) - 5, below: 17, anchor: "end" };
+      return { x: lefts[to.column] - 24, y: y(to.row) - 5, below: 17, anchor: "end" }; // between them there is room for a barrier
     },
   };
 }
@@ -227,7 +276,7 @@ function fromAbove(layout, width) {
     label: ({ points }, index, of) => {
       const to = points.at(-1);
       if (index < of - 1) return null; // of several inputs the last has room for words
-      return { x: x(to.row) + 7, y: y(to.column) - 24, below: 13, anchor: "start" };
+      return { x: x(to.row) + 14, y: y(to.column) - 24, below: 13, anchor: "start" };
     },
   };
 }

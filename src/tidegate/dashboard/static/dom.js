@@ -31,21 +31,44 @@ function append(element, children) {
 }
 
 /** Makes what is in `place` what it should be, and touches only what differs: focus and selection stay where they are.
- * For what is live; listeners belong to `place`, or to something around it. */
+ * For what is live; listeners belong to `place`, or to something around it. Of what has a `data-key`, each stays what it
+ * was wherever it goes: one more above a list is one more, and not another text in each of its lines. */
 export function show(place, ...children) {
   const wanted = document.createElement("div");
   append(wanted, children);
+  const held = document.activeElement;
   morphChildren(place, wanted);
+  if (held !== document.activeElement && place.contains(held)) held.focus({ preventScroll: true }); // it was moved
 }
+
+const keyOf = (node) => node.dataset?.key;
 
 function morphChildren(place, wanted) {
   const old = [...place.childNodes];
   const fresh = [...wanted.childNodes];
+  if (fresh.length && keyOf(fresh[0]) !== undefined) return morphByKey(place, old, fresh);
   fresh.forEach((each, index) => {
     if (index < old.length) morph(old[index], each);
     else place.append(each);
   });
   for (const each of old.slice(fresh.length)) each.remove();
+}
+
+function morphByKey(place, old, fresh) {
+  const kept = new Map(old.map((each) => [keyOf(each), each]));
+  const keys = new Set(fresh.map(keyOf));
+  for (const each of old) if (!keys.has(keyOf(each)) || kept.get(keyOf(each)) !== each) each.remove();
+  let at = place.firstChild;
+  for (const each of fresh) {
+    const found = kept.get(keyOf(each));
+    if (found === undefined) {
+      place.insertBefore(each, at);
+    } else {
+      if (found === at) at = at.nextSibling;
+      else place.insertBefore(found, at);
+      morph(found, each);
+    }
+  }
 }
 
 function morph(old, wanted) {

@@ -86,28 +86,27 @@ function drawing(rows, spans, width) {
     svg.append(s("path", { class: "line", d: `M${x(ms)} ${TOP - 6}V${height}` }), s("text", { class: "tick", x: x(ms), y: 12, "text-anchor": step === 0 ? "start" : step === steps ? "end" : "middle" }, duration(ms)));
   }
   const room = Math.floor((left - 8) / 6.3);
+  const bars = s("g"), texts = s("g"); // what a bar says is above the way through it
   rows.forEach((row, index) => {
     const y = TOP + index * LINE;
     if (index % 2) svg.append(s("rect", { class: "band", x: 0, y, width, height: LINE }));
     svg.append(s("text", { class: row.isCritical ? "who is-critical" : "who", x: 0, y: y + 15 }, s("title", {}, row.name), shorten(row.name, room)));
-    for (const span of row.spans.toSorted((a, b) => a.is_critical - b.is_critical)) svg.append(...drawnBar(span, row.name, x, y));
+    for (const span of row.spans.toSorted((a, b) => a.is_critical - b.is_critical)) drawBar(span, row.name, x, y, bars, texts);
   });
-  svg.append(way(rows, x));
+  svg.append(bars, way(rows, x), texts);
   return svg;
 }
 
-function drawnBar(span, name, x, y) {
+function drawBar(span, name, x, y, bars, texts) {
   const from = x(span.from_ms), size = Math.max(2, x(span.to_ms) - from);
   const place = { x: from, y: y + 4, width: size, height: LINE - 8, rx: 2 };
   const title = `${name}: ${spaced(span.phase)} ${duration(span.to_ms - span.from_ms)}, from ${duration(span.from_ms)} to ${duration(span.to_ms)}${span.is_critical ? " (critical path)" : ""}`;
   const word = `${spaced(span.phase)} ${duration(span.to_ms - span.from_ms)}`;
   const short = duration(span.to_ms - span.from_ms);
   const text = size > word.length * 6 + 8 ? word : size > short.length * 6 + 8 ? short : null;
-  return [
-    s("rect", { ...place, class: `bar phase-${span.phase} ${span.is_critical ? "is-critical" : ""}` }, s("title", {}, title)),
-    TEXTURES[span.phase] && s("rect", { ...place, fill: `url(#texture-${span.phase})`, "pointer-events": "none" }),
-    text && s("text", { class: "word", x: from + 4, y: y + 15 }, text),
-  ].filter(Boolean);
+  bars.append(s("rect", { ...place, class: `bar phase-${span.phase} ${span.is_critical ? "is-critical" : ""}` }, s("title", {}, title)));
+  if (TEXTURES[span.phase]) bars.append(s("rect", { ...place, fill: `url(#texture-${span.phase})`, "pointer-events": "none" }));
+  if (text) texts.append(s("text", { class: "word", x: from + 4, y: y + 15 }, text));
 }
 
 /** The critical path as a line from one of its bars to the next. */

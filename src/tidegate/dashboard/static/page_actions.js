@@ -7,34 +7,48 @@ import { icon } from "./icons.js";
 import { section } from "./pieces.js";
 import { capital } from "./words.js";
 
-export async function openActions({ main, key, signal, detail, announce }) {
+export async function openActions({ main, key, signal, detail }) {
   const place = h("div", { class: "grid" });
   const said = h("div", { class: "said", role: "status" });
-  let actions = [], isBusy = false;
+  // Each for itself: who waits for the checkpoint that they have asked for can still cancel it, or stop the run.
+  const waiting = new Set();
+  const told = new Map(); // what became of each, by its name: [level, text]
+  let actions = [], loads = 0;
+  const draw = () => show(place, actions.map((action) => card(action, waiting.has(action.name))));
   const load = async () => {
-    ({ actions } = await get(ofPipeline(key, "actions"), {}, signal));
-    show(place, actions.map((action) => card(action, isBusy)));
+    const mine = ++loads;
+    const found = await get(ofPipeline(key, "actions"), {}, signal);
+    if (mine !== loads) return; // one that was asked for later tells of later
+    actions = found.actions;
+    draw();
+  };
+  const tell = (name, level, text) => {
+    told.delete(name); // the last that was said comes last
+    told.set(name, [level, text]);
+    show(said, [...told.values()].map(([how, words]) => h("p", {}, icon(how), ` ${words}`)));
   };
   await load();
 
   const carryOut = async (action) => {
+    const { name } = action;
     let isWrong = false;
     for (;;) {
       if (!(await wantAction(action, detail.summary.pipeline ?? detail.summary.root, isWrong))) return;
-      isBusy = true;
-      show(place, actions.map((each) => card(each, true)));
-      show(said, icon("busy"), ` ${capital(action.name)}: asked for…`);
+      for (const each of told.keys()) if (!waiting.has(each)) told.delete(each);
+      waiting.add(name);
+      draw();
+      tell(name, "busy", `${capital(name)}: asked for…`);
       try {
-        const answer = await post(ofPipeline(key, "actions", action.name));
-        show(said, icon(answer.done ? "ok" : "warn"), ` ${capital(answer.said)}`);
+        const answer = await post(ofPipeline(key, "actions", name));
+        tell(name, answer.done ? "ok" : "warn", capital(answer.said));
         return;
       } catch (error) {
-        show(said, icon("bad"), ` ${capital(action.name)}: ${error.message}`);
+        tell(name, "bad", `${capital(name)}: ${error.message}`);
         isWrong = error.code === 401;
         if (!isWrong) return;
       } finally {
-        isBusy = false;
-        if (!signal.aborted) await load().catch(() => show(place, actions.map((each) => card(each, false))));
+        waiting.delete(name);
+        if (!signal.aborted) await load().catch(draw);
       }
     }
   };
@@ -48,16 +62,16 @@ export async function openActions({ main, key, signal, detail, announce }) {
   let seen = mark(detail);
   return {
     update: (found) => {
-      if (mark(found) === seen || isBusy) return;
+      if (mark(found) === seen) return;
       seen = mark(found);
       load().catch(() => {});
     },
   };
 }
 
-const mark = ({ summary, status }) => [summary.life, summary.state, status?.in_progress.length].join();
+const mark = ({ summary, status }) => [summary.life, summary.state, ...(status?.in_progress ?? []).map(({ checkpoint }) => checkpoint)].join();
 
-function card(action, isBusy) {
+function card(action, isWaiting) {
   return h("div", { class: "card action" }, h("h3", {}, capital(action.name)), h("p", {}, action.says), action.why_not && h("p", { class: "muted" }, `Not now: ${action.why_not}.`),
-    h("button", { type: "button", "data-action": action.name, disabled: !action.allowed || isBusy }, `${capital(action.name)}…`));
+    h("button", { type: "button", "data-action": action.name, disabled: !action.allowed || isWaiting }, `${capital(action.name)}…`));
 }

@@ -4,17 +4,18 @@ import { get, ofPipeline } from "./api.js";
 import { h, show } from "./dom.js";
 import { gantt } from "./gantt.js";
 import { words } from "./health.js";
-import { empty, facts, moment, pill, scrolling, section, table } from "./pieces.js";
+import { empty, facts, moment, Paged, pill, section } from "./pieces.js";
 import { tags } from "./page_checkpoints.js";
 import { bytes, count, duration, NONE, plural, time } from "./words.js";
 
 const BECAUSE = { aligned: "aligned", timeout: "unaligned: it took too long", always: "unaligned: none waits", asked: "unaligned: as asked for", upstream: "unaligned: a stage before it was" };
 
-export async function openCheckpoint({ main, key, names: [name], signal, detail }) {
+export async function openCheckpoint({ main, key, names: [name], signal }) {
   let found = await get(ofPipeline(key, "checkpoints", name), {}, signal);
   const others = get(ofPipeline(key, "checkpoints"), { limit: 30 }, signal).catch(() => ({ checkpoints: [] }));
   const order = (checkpoint) => Object.keys(checkpoint.stages);
-  const top = h("div", { class: "stack" }), chartPlace = h("div", {}), rest = h("div", { class: "stack" });
+  const top = h("div", { class: "stack" }), chartPlace = h("div", {});
+  const { element: rest, draw: drawParts } = parts();
   let chart = null, drawn = null;
 
   const draw = () => {
@@ -26,7 +27,7 @@ export async function openCheckpoint({ main, key, names: [name], signal, detail 
       chart = found.gantt.length ? gantt(found.gantt, order(checkpoint)) : { element: empty("Nothing is known of its phases."), close() {} };
       chartPlace.replaceChildren(chart.element);
     }
-    show(rest, parts(found, detail));
+    drawParts(found);
   };
   draw();
   main.replaceChildren(top, section("What took how long", chartPlace), rest, section("Compare", await compareForm(key, name, others)));
@@ -72,30 +73,28 @@ function head(row) {
   ];
 }
 
-function parts({ checkpoint, positions, files, tables }, detail) {
-  const sources = Object.entries(positions);
-  const sinks = Object.entries(tables);
-  const stages = Object.entries(checkpoint.stages);
-  return [
-    h("div", { class: "grid wide" },
-      section("Where sources stood", sources.length
-        ? scrolling("Where sources stood", table("Where sources stood", [
-            { name: "Source", cell: ([stage]) => stage },
-            { name: "Position", className: "sentence", cell: ([, texts]) => h("ul", {}, texts.map((text) => h("li", {}, text))) },
-          ], sources))
-        : empty("That is not known any more.")),
-      section("Tables", sinks.length
-        ? scrolling("Tables", table("Tables at this checkpoint", [
-            { name: "Sink", cell: ([sink]) => sink },
-            { name: "Version", isNumber: true, cell: ([, shown]) => (shown.version === null ? NONE : count(shown.version)) },
-            { name: "Commit", cell: ([sink]) => commit(checkpoint.commits[sink], checkpoint.state === "complete") },
-            { name: "Table", className: "sentence", cell: ([, shown]) => [h("span", { class: "mono" }, [shown.kind, shown.address].filter(Boolean).join(" ")), shown.why && h("span", { class: "sub muted" }, shown.why)] },
-          ], sinks))
-        : empty("That is not known any more."))),
-    section("Stages", scrolling("Stages", table("Each stage's part", [
+/** What it consists of: tables that may be long, each with pages of its own. */
+function parts() {
+  const sources = new Paged(), sinks = new Paged(), stages = new Paged();
+  const none = "That is not known any more.";
+  const element = h("div", { class: "stack" },
+    h("div", { class: "grid wide" }, section("Where sources stood", sources.element), section("Tables", sinks.element)),
+    section("Stages", stages.element));
+  const draw = ({ checkpoint, positions, files, tables }) => {
+    sources.draw("Where sources stood", [
+      { name: "Source", cell: ([stage]) => stage },
+      { name: "Position", className: "sentence", cell: ([, texts]) => h("ul", {}, texts.map((text) => h("li", {}, text))) },
+    ], Object.entries(positions), { none, named: ([stage]) => stage });
+    sinks.draw("Tables at this checkpoint", [
+      { name: "Sink", cell: ([sink]) => sink },
+      { name: "Version", isNumber: true, cell: ([, found]) => (found.version === null ? NONE : count(found.version)) },
+      { name: "Commit", cell: ([sink]) => commit(checkpoint.commits[sink], checkpoint.state === "complete") },
+      { name: "Table", className: "sentence", cell: ([, found]) => [h("span", { class: "mono" }, [found.kind, found.address].filter(Boolean).join(" ")), found.why && h("span", { class: "sub muted" }, found.why)] },
+    ], Object.entries(tables), { none, named: ([sink]) => sink });
+    stages.draw("Each stage's part", [
       { name: "Stage", cell: ([stage]) => stage },
       { name: "Part", cell: ([, part]) => (part.progress === "done" ? "done" : pill(words(part), part.progress === "declined" || checkpoint.state === "aborted" ? "bad" : "busy")) },
-      { name: "Cut", cell: ([, part]) => (part.cut_because ? `batch ${part.cut ?? NONE}, ${BECAUSE[part.cut_because]}` : NONE) },
+      { name: "Cut", className: "nowrap", cell: ([, part]) => (part.cut_because ? `batch ${part.cut ?? NONE}, ${BECAUSE[part.cut_because]}` : NONE) },
       { name: "First barrier", isNumber: true, cell: ([, part]) => duration(part.barrier_ms) },
       { name: "Alignment", isNumber: true, cell: ([, part]) => duration(part.alignment_ms) },
       { name: "Caught up", isNumber: true, cell: ([, part]) => (part.caught_up_segments === null ? NONE : plural(part.caught_up_segments, "segment")) },
@@ -105,8 +104,9 @@ function parts({ checkpoint, positions, files, tables }, detail) {
       { name: "Files", isNumber: true, cell: ([stage]) => (files[stage] ? count(files[stage].count) : NONE) },
       { name: "In flight", isNumber: true, cell: ([, part]) => bytes(part.in_flight_bytes) },
       { name: "Watermark", isNumber: true, cell: ([, part]) => (part.watermark_ms === null ? NONE : time(part.watermark_ms)) },
-    ], stages))),
-  ];
+    ], Object.entries(checkpoint.stages), { none: "Nothing is known of its stages.", named: ([stage]) => stage });
+  };
+  return { element, draw };
 }
 
 /** One that is complete, though its own run saw no end of this commit, was shown by the next start. */

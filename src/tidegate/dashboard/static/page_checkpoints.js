@@ -116,7 +116,7 @@ function listed({ checkpoints }, base, state) {
     { name: "In flight", isNumber: true, className: "extra", cell: ({ checkpoint }) => bytes(checkpoint.in_flight_bytes) },
     { name: "Kind", className: "extra", cell: (row) => tags(row) },
   ];
-  return scrolling("Checkpoints", table("Checkpoints, newest first", columns, checkpoints, { stacks: true, rowClass: ({ checkpoint }) => (checkpoint.state === "aborted" || checkpoint.state === "damaged" ? "is-bad" : null) }));
+  return scrolling("Checkpoints", table("Checkpoints, newest first", columns, checkpoints, { stacks: true, keyOf: ({ checkpoint }) => checkpoint.checkpoint, rowClass: ({ checkpoint }) => (checkpoint.state === "aborted" || checkpoint.state === "damaged" ? "is-bad" : null) }));
 }
 
 export function tags({ checkpoint, retained, is_savepoint: isSavepoint }) {

@@ -2,7 +2,7 @@
 
 import { get, ofPipeline } from "./api.js";
 import { h } from "./dom.js";
-import { empty, moment, pill, scrolling, section, table } from "./pieces.js";
+import { moment, Paged, pill, scrolling, section, table } from "./pieces.js";
 import { duration, measured, named, NONE } from "./words.js";
 
 const WHOLE = ["duration_ms", "alignment_ms", "new_bytes", "total_bytes", "in_flight_bytes"];
@@ -14,7 +14,7 @@ export async function openCompare({ main, key, names: [a, b], signal }) {
   const link = (one) => h("a", { href: `${base}/checkpoints/${encodeURIComponent(one.checkpoint)}` }, one.checkpoint);
   const about = (one) => h("div", { class: "card" }, h("h2", {}, link(one), " ", pill(one.state)), h("p", {}, moment(one.triggered_at)), h("p", { class: one.why ? "why" : null }, one.why ?? one.waited_for ?? NONE));
   const stages = Object.entries(found.stages);
-  const most = (measure) => Math.max(1, ...stages.map(([, stage]) => Math.abs(stage[measure]?.difference ?? 0)));
+  const most = Object.fromEntries(PARTS.map((measure) => [measure, Math.max(1, ...stages.map(([, stage]) => Math.abs(stage[measure]?.difference ?? 0)))]));
   const sources = stages.filter(([, stage]) => stage.positions_a.length || stage.positions_b.length);
   main.replaceChildren(
     h("div", { class: "head" }, h("h1", {}, `${a} and ${b}`), h("span", { class: "muted" }, found.apart_ms === null ? "" : `${duration(Math.abs(found.apart_ms))} apart`),
@@ -27,21 +27,27 @@ export async function openCompare({ main, key, names: [a, b], signal }) {
       { name: b, isNumber: true, cell: (name) => measured(name, found[name].b) },
       { name: "Difference", isNumber: true, cell: (name) => difference(name, found[name]) },
     ], WHOLE))),
-    section("Stage by stage", stages.length ? scrolling("Stage by stage", table("Stage by stage: what is more or less in the second", [
+    section("Stage by stage", paged("Stage by stage: what is more or less in the second", [
       { name: "Stage", cell: ([name]) => name },
       { name: "In", cell: ([, stage]) => (stage.in_a && stage.in_b ? "both" : stage.in_a ? a : b) },
       ...PARTS.map((measure) => ({
         name: measure === "batch" ? "Cut at batch" : named(measure),
         isNumber: true,
-        cell: ([, stage]) => both(measure, stage[measure], most(measure)),
+        cell: ([, stage]) => both(measure, stage[measure], most[measure]),
       })),
-    ], stages)) : empty("Neither tells of its stages.")),
-    section("Where sources stood", sources.length ? scrolling("Where sources stood", table("Where sources stood", [
+    ], stages, "Neither tells of its stages.")),
+    section("Where sources stood", paged("Where sources stood", [
       { name: "Source", cell: ([name]) => name },
       { name: a, className: "sentence", cell: ([, stage]) => lines(stage.positions_a) },
       { name: b, className: "sentence", cell: ([, stage]) => lines(stage.positions_b) },
-    ], sources)) : empty("That is not known any more.")));
+    ], sources, "That is not known any more.")));
   return {};
+}
+
+function paged(caption, columns, rows, none) {
+  const pages = new Paged();
+  pages.draw(caption, columns, rows, { none, named: ([name]) => name });
+  return pages.element;
 }
 
 const lines = (texts) => (texts.length ? h("ul", {}, texts.map((text) => h("li", {}, text))) : NONE);

@@ -53,12 +53,13 @@ export async function openHistory({ main, key, query, signal, detail }) {
   return { update: (found) => again.note(mark(found)), refresh: () => again.now(), close: () => again.close() };
 }
 
-const mark = ({ summary, status }) => [summary.life, summary.state, status?.generation, status?.checkpoints.at(-1)?.checkpoint, status?.checkpoints.at(-1)?.state].join();
+// A run writes its history beside, in a bucket half a minute later: that it has done something is too early to ask.
+const mark = ({ newest_event: newest }) => newest ?? "";
 
 function told(event, base) {
   const [level, title, ...more] = TELL[event.event]?.(event, base) ?? ["info", capital(spaced(event.event))];
   const who = [event.generation !== null && `generation ${event.generation}`, event.instance && `instance ${event.instance}`].filter(Boolean).join(", ");
-  return h("li", {}, moment(event.at), icon(level), h("div", {}, h("p", {}, h("strong", {}, title)), more.filter(Boolean), who && h("p", { class: "steps" }, who)));
+  return h("li", { "data-key": event.id }, moment(event.at), icon(level), h("div", {}, h("p", {}, h("strong", {}, title)), more.filter(Boolean), who && h("p", { class: "steps" }, who)));
 }
 
 const link = (base, name) => h("a", { href: `${base}/checkpoints/${encodeURIComponent(name)}` }, name);

@@ -3,7 +3,7 @@
 import { Dag } from "./dag.js";
 import { h, show } from "./dom.js";
 import { progress, words } from "./health.js";
-import { age, empty, facts, moment, pill, scrolling, section, table } from "./pieces.js";
+import { age, empty, facts, moment, Paged, pill, scrolling, section, table } from "./pieces.js";
 import { behind, bytes, capital, count, duration, NONE, plural, rate, spaced, time } from "./words.js";
 
 const DECISIONS = { fresh: "starts from the beginning", goes_on: "goes on", skips: "skips what is damaged, and goes on", refuses: "refuses to start" };
@@ -16,7 +16,8 @@ const SORTS = {
 
 export async function openPipeline({ main, detail }) {
   const dag = new Dag(detail);
-  const under = h("div", {}), rows = h("div", {}), beside = h("div", {}), last = h("div", {});
+  const stages = new Paged(), rows = stages.element;
+  const under = h("div", {}), beside = h("div", {}), last = h("div", {});
   const fit = h("button", { type: "button", class: "fit", "aria-pressed": "false" }, "Fit to width");
   let sort = "stage";
   fit.addEventListener("click", () => {
@@ -38,7 +39,7 @@ export async function openPipeline({ main, detail }) {
     current = found;
     dag.update(found);
     show(under, underWay(found));
-    show(rows, inNumbers(found, sort));
+    inNumbers(stages, found, sort);
     show(last, lastOnes(found));
     show(beside, aboutRun(found));
   };
@@ -63,11 +64,10 @@ function underWay({ status, summary, key }) {
   });
 }
 
-function inNumbers({ status, summary, graph }, sort) {
+function inNumbers(pages, { status, summary, graph }, sort) {
   const stages = Object.entries(status?.stages ?? {});
-  if (!stages.length) return empty("No stage runs.");
   const isAlive = summary.life === "alive";
-  const [checkpoint] = isAlive ? status.in_progress : [];
+  const [checkpoint] = isAlive ? (status?.in_progress ?? []) : [];
   const by = SORTS[sort];
   const found = by ? stages.toSorted((a, b) => by(a) - by(b)) : stages;
   const head = (name, which) => h("button", { type: "button", "data-sort": which }, name, sort === which && which !== "stage" ? " ↓" : "");
@@ -84,7 +84,8 @@ function inNumbers({ status, summary, graph }, sort) {
     { name: "Batch", isNumber: true, cell: ([, stage]) => count(stage.batch) },
     { name: "Table", className: "where", cell: ([name]) => (graph[name]?.table ? h("span", { class: "mono" }, `${graph[name].table.kind} ${graph[name].table.address}`) : NONE) },
   ];
-  return scrolling("Stages in numbers", table("Stages in numbers", columns, found, { rowClass: ([, stage]) => (isAlive && (stage.held_back_by || stage.no_batch || (stage.lag === most && most > 20)) ? "is-late" : null) }));
+  const isLate = ([, stage]) => isAlive && (stage.held_back_by || stage.no_batch || (stage.lag === most && most > 20));
+  pages.draw("Stages in numbers", columns, found, { none: "No stage runs.", named: ([name]) => name, rowClass: (row) => (isLate(row) ? "is-late" : null) });
 }
 
 function doing(stage, part, isAlive) {

@@ -32,7 +32,7 @@ export async function openPipelines({ main, signal }) {
     const judged = found.map((each) => ({ found: each, is: verdict(each) })).toSorted((a, b) => worse(a.is, b.is) || a.found.root.localeCompare(b.found.root));
     const wrong = judged.filter(({ is }) => is.level === "bad" || is.level === "warn").length;
     show(told, wrong ? `${count(wrong)} of ${plural(found.length, "pipeline")} ${wrong === 1 ? "needs" : "need"} a look` : found.length ? "All are well" : "");
-    show(place, judged.length ? scrolling("Pipelines", table("Pipelines, the worst first", COLUMNS, judged, { stacks: true })) : empty("No root was given: tidegate dashboard --root …"));
+    show(place, judged.length ? scrolling("Pipelines", table("Pipelines, the worst first", COLUMNS, judged, { stacks: true, keyOf: ({ found }) => found.key })) : empty("No root was given: tidegate dashboard --root …"));
   };
   update(pipelines);
   return { update };

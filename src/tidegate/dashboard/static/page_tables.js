@@ -6,7 +6,7 @@ import { h, show } from "./dom.js";
 import { empty, moment, scrolling, section, table } from "./pieces.js";
 import { count, NONE, plural } from "./words.js";
 
-const ROWS = 50; // of the matrix, at first
+const ROWS = 20; // of the matrix, at first
 
 export async function openTables({ main, key, signal, detail }) {
   const base = `#/p/${encodeURIComponent(key)}/checkpoints`;
@@ -49,7 +49,7 @@ function drawn({ tables, matrix, problems }, base, rows) {
       ? h("div", { class: "scrolls tall matrix", role: "region", "aria-label": "Checkpoints and versions", tabindex: 0 }, table("Which version of each table a checkpoint made, newest first", [
           { name: "Checkpoint", cell: (row) => link(row.checkpoint) },
           ...tables.map(({ sink, shows }) => ({ name: sink, cell: (row) => cell(row.versions[sink], row.checkpoint === shows) })),
-        ], matrix.slice(0, rows), { rowClass: ({ checkpoint }) => (shown.has(checkpoint) ? "is-marked" : null) }))
+        ], matrix.slice(0, rows), { keyOf: ({ checkpoint }) => checkpoint, rowClass: ({ checkpoint }) => (shown.has(checkpoint) ? "is-marked" : null) }))
       : empty("No checkpoint is complete yet."),
       matrix.length > rows && h("p", { class: "pager" }, h("button", { type: "button", "data-more": "" }, "More"), h("span", { class: "muted" }, `${rows} of ${matrix.length}`))),
   ];

@@ -1,6 +1,6 @@
 // Pieces that several pages are made of.
 
-import { h, s } from "./dom.js";
+import { h, s, show } from "./dom.js";
 import { icon } from "./icons.js";
 import { ago, capital, exact, NONE, spaced, time } from "./words.js";
 
@@ -40,15 +40,16 @@ export function facts(pairs, className = "facts") {
 }
 
 /** `columns`: {name, isNumber, cell(row), className}. The first cell of a row is its heading. With `stacks` a row is a card
- * on a narrow page; as a browser then takes it for no table, roles say that it is one. */
-export function table(caption, columns, rows, { stacks = false, rowClass = () => null } = {}) {
+ * on a narrow page; as a browser then takes it for no table, roles say that it is one. `keyOf`: by what a row is known
+ * again, where rows come and go. */
+export function table(caption, columns, rows, { stacks = false, rowClass = () => null, keyOf = () => null } = {}) {
   const role = (name) => (stacks ? name : null);
   const heads = columns.map((column) => h("th", { scope: "col", role: role("columnheader"), class: classOf(column), "aria-sort": column.sort }, column.head ?? column.name));
   return h("table", { class: stacks ? "stacks" : null, role: role("table") },
     h("caption", { class: "hidden" }, caption),
     h("thead", { role: role("rowgroup") }, h("tr", { role: role("row") }, heads)),
     h("tbody", { role: role("rowgroup") }, rows.map((row) =>
-      h("tr", { class: rowClass(row), role: role("row") }, columns.map((column, index) => cell(column, row, index, role))))));
+      h("tr", { class: rowClass(row), role: role("row"), "data-key": keyOf(row) }, columns.map((column, index) => cell(column, row, index, role))))));
 }
 
 const classOf = (column) => [column.isNumber && "number", column.className].filter(Boolean).join(" ") || null;
@@ -67,26 +68,66 @@ export function scrolling(label, content) {
   return h("div", { class: isTall ? "scrolls tall" : "scrolls", role: "region", "aria-label": label, tabindex: 0 }, content);
 }
 
+const PAGE = 25;
+
+/** A table of which so many rows are in the page at a time, however many there are, and the way to the others: by pages,
+ * or by a part of what names them. */
+export class Paged {
+  #from = 0;
+  #wanted = "";
+  #drawn = null;
+
+  /** `size`: rows of a page. */
+  constructor(size = PAGE) {
+    this.size = size;
+    this.element = h("div", { class: "paged" });
+    this.element.addEventListener("click", (event) => {
+      const by = event.target.closest("button[data-by]")?.dataset.by;
+      if (by) this.#go(this.#from + Number(by) * this.size);
+    });
+    this.element.addEventListener("input", (event) => {
+      this.#wanted = event.target.value.trim().toLowerCase();
+      this.#go(0);
+    });
+  }
+
+  /** As `table`. `named(row)`: by what a row is found; without it there is nothing to find. `none`: what is said where
+   * there are no rows. */
+  draw(caption, columns, rows, { named = null, none = "", ...options } = {}) {
+    if (!rows.length) return show(this.element, empty(none));
+    this.#drawn = [caption, columns, rows, { named, none, ...options }];
+    const found = this.#wanted && named ? rows.filter((row) => named(row).toLowerCase().includes(this.#wanted)) : rows;
+    this.#from = Math.min(this.#from, Math.floor(Math.max(0, found.length - 1) / this.size) * this.size);
+    const shown = found.slice(this.#from, this.#from + this.size);
+    show(this.element, rows.length > this.size && this.#pager(caption, found.length, named),
+      scrolling(caption, table(caption, columns, shown, options)));
+  }
+
+  #go(from) {
+    this.#from = Math.max(0, from);
+    this.draw(...this.#drawn);
+  }
+
+  #pager(caption, count, named) {
+    const last = Math.min(this.#from + this.size, count);
+    const button = (by, text, isOff) => h("button", { type: "button", "data-by": by, disabled: isOff }, text);
+    return h("p", { class: "pager" },
+      named && h("input", { type: "search", placeholder: "Find by name", "aria-label": `${caption}: find by name`, autocomplete: "off", spellcheck: "false" }),
+      button(-1, "Before", this.#from === 0),
+      h("span", { role: "status" }, count ? `${this.#from + 1} to ${last} of ${count}` : "None has that in its name"),
+      button(1, "After", last >= count));
+  }
+}
+
 /** Numbers of a drawing, as a table that is made when somebody looks, fifty rows at a time. */
 export function numbers(caption, columns, rows, size = 50) {
   const place = h("div", {});
   const details = h("details", { class: "numbers" }, h("summary", {}, "Numbers"), place);
-  let from = 0;
-  const draw = () => {
-    place.replaceChildren(scrolling(caption, table(caption, columns, rows.slice(from, from + size))));
-    if (rows.length <= size) return;
-    const move = (by) => () => {
-      from = Math.min(Math.max(0, from + by), Math.floor((rows.length - 1) / size) * size);
-      draw();
-    };
-    place.append(
-      h("p", { class: "pager" },
-        h("button", { type: "button", disabled: from === 0, on: { click: move(-size) } }, "Before"),
-        h("span", {}, `${from + 1} to ${Math.min(from + size, rows.length)} of ${rows.length}`),
-        h("button", { type: "button", disabled: from + size >= rows.length, on: { click: move(size) } }, "After")),
-    );
-  };
-  details.addEventListener("toggle", () => (details.open ? draw() : place.replaceChildren()));
+  details.addEventListener("toggle", () => {
+    const pages = new Paged(size);
+    if (details.open) pages.draw(caption, columns, rows);
+    place.replaceChildren(...(details.open ? [pages.element] : []));
+  });
   return details;
 }
 

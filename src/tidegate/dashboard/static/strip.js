@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { progress, verdict } from "./health.js";
 import { icon } from "./icons.js";
-import { age, pill } from "./pieces.js";
+import { age } from "./pieces.js";
 import { behind, capital, count, duration, exact, NONE, plural, rate, spaced, time } from "./words.js";
 
 export const TABS = [
