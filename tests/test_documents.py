@@ -17,6 +17,7 @@ import pytest
 from tests.cli.harness import live_run, seen, tidegate, wait_until
 from tests.cli.strict import answered
 from tests.operating_guide import commands_of, sections
+from tests.s3_server import NONE_HERE, find_program
 from tidegate.cli.answers import DemoAnswer, PlanAnswer
 from tidegate.engine.control import Life
 from tools import reference
@@ -299,6 +300,24 @@ def test_the_demo_survives_its_kills_and_draws_a_picture(tmp_path: Path) -> None
     assert verdict.tables.keys() >= {"revenue"}
     assert all(each.found == each.expected > 0 for each in verdict.tables.values())
     check_picture(tmp_path / "demo.svg")
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.soak  # they take minutes; what they show is tested by itself
+@pytest.mark.parametrize("how", ["three drivers", "bucket"])
+def test_the_demo_survives_its_kills_beyond_one_process(how: str) -> None:
+    if how == "bucket" and find_program() is None:
+        pytest.skip(NONE_HERE)
+    command = ["tests.s3_demo"] if how == "bucket" else ["tidegate", "demo", "--drivers", "3"]
+    command = [sys.executable, "-m", *command, "--files", "12", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "killed with SIGKILL" in done.stderr
+    assert "nothing lost, nothing twice" in done.stderr
+    verdict = answered(done.stdout)
+    assert isinstance(verdict, DemoAnswer)
+    assert all(each.found == each.expected > 0 for each in verdict.tables.values())
 
 
 def check_picture(path: Path) -> None:

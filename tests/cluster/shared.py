@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tidegate.cluster.exchange import Exchange, Profile
+from tidegate.cluster.spills import MOST_BYTES
 from tidegate.errors import CoordinationUnavailable, MaybeWritten, NotWritten
 from tidegate.storage.memory import Memory
 from tidegate.testing.simulator.kv import SimulatedKv, SimulatedSession
@@ -35,7 +36,8 @@ class Troubled(SimulatedSession):
 
 
 class Shared:
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, most_bytes: int = MOST_BYTES) -> None:
+        self.most_bytes = most_bytes
         self.world = World(seed)
         self.kv = SimulatedKv(self.world)
         self.files = Memory()
@@ -43,7 +45,7 @@ class Shared:
 
     def joined(self, name: str, incarnation: str = "1", *stages: str) -> Exchange:
         self.sessions[name] = Troubled(self.kv, Process(name))
-        exchange = Exchange(self.sessions[name], self.files, name, incarnation, Profile(stages))
+        exchange = Exchange(self.sessions[name], self.files, name, incarnation, Profile(stages), self.most_bytes)
         exchange.join()
         return exchange
 

@@ -11,6 +11,7 @@ from tests.cluster.exchange_properties import board
 from tests.cluster.shared import Shared
 from tests.protocol.search import search
 from tidegate.cluster.exchange import BOARDS, ELECTION, ORDERS
+from tidegate.cluster.spills import MOST_BYTES
 from tidegate.errors import ProtocolViolation, SessionLost
 from tidegate.flows.boards import LeaderBoard, MemberBoard
 from tidegate.protocol.membership import Attendance, LeaderClaim
@@ -26,8 +27,16 @@ CHANNEL = (3, "stage")
         exchange_properties.a_late_write_hides_nothing_for_long,
         exchange_properties.a_claim_that_was_made_meanwhile_is_left_alone,
         exchange_properties.entries_that_were_followed_before_are_not_heard,
+        exchange_properties.entries_that_are_heard_while_it_begins_to_follow_are_kept,
         exchange_properties.a_board_whose_file_is_gone_is_the_one_that_was_read_before,
         exchange_properties.what_was_spilled_is_deleted_when_it_is_not_needed,
+        exchange_properties.a_large_entry_whose_file_is_gone_is_not_taken,
+        exchange_properties.a_large_entry_is_in_the_root_before_its_key_names_it,
+        exchange_properties.boards_stay_until_they_were_nobodys_twice,
+        exchange_properties.boards_stay_of_who_is_there_or_has_a_part,
+        exchange_properties.boards_of_the_last_generation_stay_until_the_next_is_told,
+        exchange_properties.boards_stay_where_somebody_has_taken_over,
+        exchange_properties.a_board_that_was_deleted_wrongly_is_said_again,
     ],
     ids=lambda holds: holds.__name__,
 )
@@ -143,9 +152,12 @@ moves = st.lists(st.sampled_from(("append", "say", "send", "hear", "trim", "time
 
 
 @search(300)
-@given(st.integers(0, 10**6), moves)
-def test_entries_are_heard_once_and_in_order_and_what_was_said_last_in_the_end(seed: int, happens: list[str]) -> None:
-    shared = Shared(seed)
+@given(st.integers(0, 10**6), moves, st.sampled_from((MOST_BYTES, 30, 1)))
+def test_entries_are_heard_once_and_in_order_and_what_was_said_last_in_the_end(
+    seed: int, happens: list[str], most_bytes: int
+) -> None:
+    """Whether all of it fits where it is shared, or boards do not, or entries do not either."""
+    shared = Shared(seed, most_bytes)
     a, b = shared.joined("a"), shared.joined("b")
     b.follow([CHANNEL])
     shared.world.faults = Faults(kv_fails=0.4, kv_lags=0.4)
@@ -161,7 +173,7 @@ def test_entries_are_heard_once_and_in_order_and_what_was_said_last_in_the_end(s
 
     for each in happens:
         if each == "append":
-            appended.append(str(len(appended)).encode())
+            appended.append(f"entry {len(appended)}".encode())
             a.append(CHANNEL, len(appended) - 1, appended[-1])
         elif each == "say":
             said += 1
@@ -183,4 +195,7 @@ def test_entries_are_heard_once_and_in_order_and_what_was_said_last_in_the_end(s
         a.send()
         hear()
     assert heard == appended
+    a.trim(CHANNEL, range(trimmed, len(heard)))
+    a.send()
+    assert not shared.files.list("spilled/channels")
     assert not said or b.heard.members["a"] == board(said)

@@ -8,6 +8,7 @@ from tests.cluster import exchange_properties
 from tests.mutants import cluster_properties, scenarios
 from tests.mutants.mutation import Edit, Mutant, Section, Simulated, rewrite
 from tidegate.cluster.exchange import Exchange
+from tidegate.cluster.leftovers import Leftovers
 from tidegate.flows.boards import LeaderSays, MemberSays, hand_to_leader
 from tidegate.flows.instance import Instance, had_part
 from tidegate.flows.leader import Leader
@@ -246,7 +247,7 @@ CLUSTER_DEFECTS: Final = (
         "a_late_write_is_not_noticed",
         Section.OWN,
         "a write that was given up takes effect, and hides for ever what was said since",
-        rewrite(Edit(Exchange._check_own, "self._written.pop(key, None)", "pass")),
+        rewrite(Edit(Exchange._check_own, "if entry.value != self._sent[key]:", "if False:")),
         exchange_properties.a_late_write_hides_nothing_for_long,
     ),
     Mutant(
@@ -256,8 +257,8 @@ CLUSTER_DEFECTS: Final = (
         rewrite(
             Edit(
                 Exchange._write,
-                "value = encode_board(board)",
-                "self._written[key] = board\nvalue = encode_board(board)",
+                "self._sent[key] = value",
+                "self._sent[key] = value\nself._written[key] = board",
             )
         ),
         exchange_properties.what_could_not_be_written_is_written_again,
@@ -297,22 +298,81 @@ CLUSTER_DEFECTS: Final = (
         exchange_properties.what_was_spilled_is_deleted_when_it_is_not_needed,
     ),
     Mutant(
+        "a_large_entry_without_its_file_counts_as_taken",
+        Section.OWN,
+        "an entry that cannot be read for a moment is lost",
+        rewrite(Edit(Exchange._read_on, "return  # it was", "following.taken[channel] += 1\ncontinue  # it was")),
+        exchange_properties.a_large_entry_whose_file_is_gone_is_not_taken,
+    ),
+    Mutant(
+        "what_was_spilled_of_a_channel_stays",
+        Section.OWN,
+        "a large entry leaves its file in the root when all have taken it",
+        rewrite(Edit(Exchange._delete_what_is_over, "self._spills.delete(keys)", "pass")),
+        exchange_properties.a_large_entry_is_in_the_root_before_its_key_names_it,
+    ),
+    Mutant(
+        "boards_of_whoever_is_not_seen_go_at_once",
+        Section.OWN,
+        "what somebody has said is deleted who was not seen for a moment, or is just starting again",
+        rewrite(Edit(Leftovers.look, " if before.get(key) == each", "")),
+        exchange_properties.boards_stay_until_they_were_nobodys_twice,
+    ),
+    Mutant(
+        "boards_of_members_that_are_waited_for_go",
+        Section.OWN,
+        "nobody knows any more what a member has said that may be back within the grace",
+        rewrite(Edit(Exchange._tidy, "name in stays or ", "")),
+        exchange_properties.boards_stay_of_who_is_there_or_has_a_part,
+    ),
+    Mutant(
+        "boards_go_before_the_next_generation_is_told",
+        Section.OWN,
+        "nobody can hear any more how the pipeline has ended, or who had a part in it",
+        rewrite(Edit(Exchange._tidy, "if own is None or own.generation != generation:", "if False:")),
+        exchange_properties.boards_of_the_last_generation_stay_until_the_next_is_told,
+    ),
+    Mutant(
+        "a_leader_that_was_superseded_deletes_boards",
+        Section.OWN,
+        "what is said in the newest generation is deleted by who leads one before it",
+        rewrite(
+            Edit(
+                Exchange._tidy, "if any(each.generation > generation for each in heard.leaders.values()):", "if False:"
+            )
+        ),
+        exchange_properties.boards_stay_where_somebody_has_taken_over,
+    ),
+    Mutant(
+        "a_board_that_is_gone_is_not_said_again",
+        Section.OWN,
+        "who was wrongly taken for gone is not heard until it has something new to say",
+        rewrite(Edit(Exchange._check_own, "if self._written.pop(key, None) is not None:", "if False:")),
+        exchange_properties.a_board_that_was_deleted_wrongly_is_said_again,
+    ),
+    Mutant(
         "entries_that_were_still_being_read_are_heard",
         Section.OWN,
         "what was being read of a generation that is over is taken for the next one's",
-        rewrite(Edit(Exchange.entries, "if entry[0] in self._followed:", "if True:")),
+        rewrite(Edit(Exchange._read_on, "following.entries", "self._following.entries")),
         exchange_properties.entries_that_were_followed_before_are_not_heard,
+    ),
+    Mutant(
+        "entries_that_are_heard_at_once_are_dropped",
+        Section.OWN,
+        "what another thread hears of a channel as soon as it is followed is forgotten, and counts as taken",
+        rewrite(Edit(Exchange.follow, "self._set_folders()", "self._set_folders()\nself._following.entries.clear()")),
+        exchange_properties.entries_that_are_heard_while_it_begins_to_follow_are_kept,
     ),
     Mutant(
         "an_entry_is_skipped",
         Section.OWN,
         "a reader in another process misses what a channel holds",
         rewrite(
-            Edit(Exchange._read_on, "self._entries.append((channel, entry.value))", "last = entry.value"),
             Edit(
                 Exchange._read_on,
-                "followed[channel] += 1",
-                "followed[channel] += 1\nif followed[channel] != 3:\n    self._entries.append((channel, last))",
+                "following.entries.append((channel, value))",
+                "if following.taken[channel] != 2:\n    following.entries.append((channel, value))",
             ),
         ),
         Simulated("EntriesOnce", 10, scenarios.three_instances),
@@ -321,7 +381,13 @@ CLUSTER_DEFECTS: Final = (
         "entries_are_heard_twice",
         Section.OWN,
         "what is read again of a channel is taken again",
-        rewrite(Edit(Exchange._read_on, "found =", "followed[channel] = max(0, followed[channel] - 1)\nfound =")),
+        rewrite(
+            Edit(
+                Exchange._read_on,
+                "found =",
+                "following.taken[channel] = max(0, following.taken[channel] - 1)\nfound =",
+            )
+        ),
         Simulated("EntriesOnce", 10, scenarios.three_instances),
     ),
     Mutant(
@@ -329,7 +395,7 @@ CLUSTER_DEFECTS: Final = (
         Section.OWN,
         "what is followed is added to what was followed before",
         rewrite(
-            Edit(Exchange.follow, "dict.fromkeys(channels, 0)", "{**self._followed, **dict.fromkeys(channels, 0)}"),
+            Edit(Exchange.follow, "_Following(channels)", "_Following([*self._following.taken, *channels])"),
         ),
         Simulated("EntriesOnce", 40, scenarios.slow_to_hear),
     ),
@@ -350,7 +416,7 @@ CLUSTER_DEFECTS: Final = (
         "an_entry_that_is_there_already_is_somebody_elses",
         Section.OWN,
         "an entry whose first attempt was not answered ends the process",
-        rewrite(Edit(Exchange._create, "if found.value != entry.value:", "if True:")),
+        rewrite(Edit(Exchange._create, "if found.value != value:", "if True:")),
         Simulated("Protocol", 20, scenarios.writes_late),
     ),
     Mutant(

@@ -10,6 +10,7 @@ import msgspec
 from tests.mutants.mutation import Edit, rewrite
 from tests.mutants.whole_mutants import WholeMutant
 from tidegate.cluster.exchange import Exchange
+from tidegate.cluster.spills import Spills
 from tidegate.engine.cleaning import Cleaning, Walk
 from tidegate.engine.company import Company
 from tidegate.engine.ending import Consumption
@@ -60,6 +61,12 @@ def talkative(seed: int) -> WholeScenario:
     """All that is said is too large for what is shared."""
     whole = in_doubt(seed)
     return msgspec.structs.replace(whole, together=msgspec.structs.replace(whole.together, most_bytes=200))
+
+
+def talkative_and_calm(seed: int) -> WholeScenario:
+    """The same, where nothing goes wrong."""
+    whole = calm(seed)
+    return msgspec.structs.replace(whole, together=msgspec.structs.replace(whole.together, most_bytes=100))
 
 
 TOGETHER_DEFECTS: Final = (
@@ -147,7 +154,7 @@ TOGETHER_DEFECTS: Final = (
     WholeMutant(
         "an_entry_in_doubt_is_of_another_process",
         "an entry whose write was not answered is found there, and taken for somebody else's",
-        rewrite(Edit(Exchange._create, "found.value != entry.value", "True")),
+        rewrite(Edit(Exchange._create, "found.value != value", "True")),
         "Exchange",
         20,
         in_doubt,
@@ -181,10 +188,21 @@ TOGETHER_DEFECTS: Final = (
     WholeMutant(
         "large_boards_of_incarnations_before_are_left",
         "what a process has written to the root for others stays there when it is gone",
-        rewrite(Edit(Exchange._forget_spilled, "if left:", "if False:")),
+        rewrite(Edit(Spills.delete_but_last, "if each != own", "if False")),
         "NothingLeft",
         60,
         talkative,
+    ),
+    WholeMutant(
+        "large_entries_stay_when_they_are_trimmed",
+        "what a channel has held for readers elsewhere lies in the root when its key is gone",
+        rewrite(
+            Edit(Exchange._delete_what_is_over, "self._spills.delete(keys)", "pass"),
+            Edit(Exchange._delete_left, "self._spills.clear(folder)", "pass"),
+        ),
+        "NothingLeft",
+        40,
+        talkative_and_calm,
     ),
     # -- who runs what
     WholeMutant(

@@ -8,11 +8,13 @@ Keys:
   orders/<instance>                      the board of a process as a leader
   boards/<instance>                      its board as a member
   channels/<generation>/<stage>/<index>  what a stage's channel holds for readers in other processes, one key an entry
+What is too large for a key lies in the root (`spills.py`).
 
 Guarantees:
 - What is said last is what is heard in the end, however often sending failed before. Entries of a channel are sent in
   order, and heard in order, each once.
 - Nothing is sent or heard for an incarnation that others may have taken for dead.
+- What cannot be sent or heard, however often it is tried, is an error of this process, and not a silence.
 """
 
 from __future__ import annotations
@@ -26,7 +28,17 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from tidegate.cluster.kv import Entry, Session
-from tidegate.errors import MaybeWritten, NotWritten, ProtocolViolation, SessionLost
+from tidegate.cluster.leftovers import Leftovers
+from tidegate.cluster.spills import MOST_BYTES, Spills, is_named
+from tidegate.errors import (
+    InstanceFailed,
+    MaybeWritten,
+    NotWritten,
+    ProtocolViolation,
+    SessionLost,
+    StageFailed,
+    TidegateError,
+)
 from tidegate.flows.boards import (
     Board,
     LeaderBoard,
@@ -45,11 +57,6 @@ LEADER: Final = "election/leader"
 ORDERS: Final = "orders"
 BOARDS: Final = "boards"
 CHANNELS: Final = "channels"
-
-# A board that is larger lies in the root, and its key says where: what is shared need not take more than small values.
-_MOST_BYTES: Final = 128 * 1024
-_SPILLED: Final = b"@"
-_SPILLS: Final = "spilled"
 
 B = TypeVar("B", LeaderBoard, MemberBoard)
 
@@ -85,6 +92,22 @@ class _Appended(msgspec.Struct, frozen=True):
     value: bytes
 
 
+class _Following:
+    """Channels that are read, and what was heard of them. Where others are read next, there is another one of these: so
+    a thread that still reads by the one before adds nothing to it, and nothing that it holds is lost."""
+
+    def __init__(self, channels: Collection[ChannelKey] = ()) -> None:
+        self.taken = dict.fromkeys(channels, 0)
+        self.entries: deque[tuple[ChannelKey, bytes]] = deque()
+
+
+class _Failed(msgspec.Struct, frozen=True):
+    """What cannot be tried again. `channel`: of which it is an entry."""
+
+    error: TidegateError
+    channel: ChannelKey | None = None
+
+
 class Exchange:
     def __init__(
         self,
@@ -93,12 +116,12 @@ class Exchange:
         instance: str,
         incarnation: str,
         profile: Profile,
-        most_bytes: int = _MOST_BYTES,
+        most_bytes: int = MOST_BYTES,
     ) -> None:
-        """`root`: where boards go that are larger than `most_bytes`."""
+        """`root`: where boards and entries go that are larger than `most_bytes`."""
         self.own = LeaderClaim(instance, incarnation)
         self._session = session
-        self._root = root
+        self._spills = Spills(root, incarnation, most_bytes)
         self._profile = profile
         self.heard = Heard()
         self.hearings = 0
@@ -107,8 +130,6 @@ class Exchange:
         self._written: dict[str, Board] = {}
         self._sent: dict[str, bytes] = {}
         self._own_versions: dict[str, int] = {}
-        self._most_bytes = most_bytes
-        self._spills = 0
         self._spilled: dict[str, bool] = {}
         """Of the boards that were written, whether they were too large."""
         self._appended: deque[_Appended] = deque()
@@ -119,11 +140,19 @@ class Exchange:
         self._listens_to: frozenset[str] | None = None
         self._campaign: Heard | None = None
         self._forgets_before = 0
-        self._followed: dict[ChannelKey, int] = {}
+        self._following = _Following()
         self._profiles: dict[bytes, Profile] = {}
         self.folders: tuple[str, ...] = (ELECTION, ORDERS, BOARDS)
         """Where something may change that is listened to."""
-        self._entries: deque[tuple[ChannelKey, bytes]] = deque()
+        self._versions: dict[str, dict[str, int]] = {ORDERS: {}, BOARDS: {}}
+        """Of all boards that were heard last, by their folders and names."""
+        self._foreign: dict[str, int] = {}
+        """The versions of boards that cannot be understood."""
+        self._leftovers = Leftovers(session, self._spills, (ORDERS, BOARDS))
+        self._tidies: tuple[int, frozenset[str]] | None = None
+        self._sends: ChannelKey | None = None
+        """The channel of which an entry is being sent."""
+        self._failed: _Failed | None = None
         self._decoded: dict[str, tuple[int, Any]] = {}
         self.on_heard: Callable[[], None] = _nothing
         """Called when something new was heard, on whichever thread hears it."""
@@ -155,7 +184,7 @@ class Exchange:
 
     def _set_folders(self) -> None:
         boards = (BOARDS,) if self._listens_to is None else ()
-        self.folders = (ELECTION, ORDERS, *boards, *map(_folder, self._followed))
+        self.folders = (ELECTION, ORDERS, *boards, *map(_folder, self._following.taken))
 
     def campaign(self, heard: Heard | None = None) -> None:
         """Try to lead, instead of who was heard to claim it: what others have claimed since is left alone. `heard`: by
@@ -176,35 +205,62 @@ class Exchange:
     def follow(self, channels: Collection[ChannelKey]) -> None:
         """A generation begins, or has ended. From now on these are read, each from its start; what is left of those
         before is deleted by all who have written or read it: without them nobody can use it."""
-        self._left |= self._own_channels | self._followed.keys()
+        self._left |= self._own_channels | self._following.taken.keys()
         self._own_channels = set()
-        self._followed = dict.fromkeys(channels, 0)
+        self._following = _Following(channels)
         self._set_folders()
-        self._entries.clear()
 
     @property
     def followed(self) -> Collection[ChannelKey]:
         """The channels that are read."""
-        return self._followed.keys()
+        return self._following.taken.keys()
 
     def taken(self, channel: ChannelKey) -> int:
         """How many entries of a channel were heard."""
-        return self._followed.get(channel, 0)
+        return self._following.taken.get(channel, 0)
 
     def entries(self) -> list[tuple[ChannelKey, bytes]]:
         """What was heard of channels since the last time, in order. What was still being read of those that were
         followed before is none of it."""
-        found: list[tuple[ChannelKey, bytes]] = []
-        while self._entries:
-            entry = self._entries.popleft()
-            if entry[0] in self._followed:
-                found.append(entry)
-        return found
+        entries = self._following.entries
+        return [entries.popleft() for _ in range(len(entries))]
 
     def forget_before(self, generation: int) -> None:
         """Their generations are over, and those who have written and read them may not live any more."""
         self._forgets_before = generation
         self.said.set()
+
+    def forget_boards(self, generation: int, but: Collection[str]) -> None:
+        """Delete what instances have said that do not come back: that were not seen the last time that this was asked
+        for either, and have said nothing since. For who leads a generation. `but`: those that have a part in it."""
+        self._tidies = generation, frozenset({*but, self.own.instance})
+        self.said.set()
+
+    def check(self) -> None:
+        """Raise what is in the way of saying or hearing anything, and would be at the next try, too. Of a channel that
+        is over nothing is sent any more."""
+        failed = self._failed
+        if failed is not None and (failed.channel is None or failed.channel in self._own_channels):
+            raise failed.error
+
+    # -- for whoever sends and receives -----------------------------------------------------------
+
+    def on_not_sent(self, error: Exception) -> None:
+        """What `send` has raised cannot be tried again."""
+        if self._sends is None:
+            self._fail(InstanceFailed(self.own.instance, f"what it says cannot be sent to the others: {error}"))
+            return
+        generation, stage = self._sends
+        what = f"what its channel holds for other instances cannot be sent (generation {generation}): {error}"
+        self._fail(StageFailed(stage, what), self._sends)
+
+    def on_not_heard(self, error: Exception) -> None:
+        """The same of `receive`."""
+        self._fail(InstanceFailed(self.own.instance, f"what the others say cannot be heard: {error}"))
+
+    def _fail(self, error: TidegateError, channel: ChannelKey | None = None) -> None:
+        self._failed = _Failed(error, channel)
+        self.on_heard()
 
     # -- sending ----------------------------------------------------------------------------------
 
@@ -212,18 +268,24 @@ class Exchange:
         """Send what is to be sent. What fails stays to be sent."""
         self.said.clear()
         while self._appended:
+            self._sends = self._appended[0].channel
             if self._appended[0].channel not in self._left:
                 self._create(self._appended[0])
             self._appended.popleft()
+        self._sends = None
         for key, board in tuple(self._boards.items()):
             if self._written.get(key) != board:
                 self._write(key, board)
         if (heard := self._campaign) is not None:
             self._campaign = None
             self._try_to_lead(heard)
+        self._delete_what_is_over()
+
+    def _delete_what_is_over(self) -> None:
         if self._trimmed:
             keys = list(self._trimmed)
             self._session.delete(keys)
+            self._spills.delete(keys)
             for _ in keys:
                 self._trimmed.popleft()
         for channel in sorted(self._left):
@@ -231,6 +293,9 @@ class Exchange:
         if self._forgets_before:
             self._forget(self._forgets_before)
             self._forgets_before = 0
+        if (tidies := self._tidies) is not None:
+            self._tidies = None  # what fails is left for the next time
+            self._tidy(*tidies)
 
     def _delete_left(self, channel: ChannelKey) -> None:
         """Until nothing is seen of it any more: others may not know yet that it is over."""
@@ -239,50 +304,60 @@ class Exchange:
             self._session.delete([f"{folder}/{name}" for name in found])
             self.said.set()
         elif not self._appended:  # else something of it may be among these
+            self._spills.clear(folder)
             self._left.discard(channel)
 
     def _forget(self, before: int) -> None:
         for name in self._session.folders(CHANNELS):
             if name.isdigit() and int(name) < before:
                 self._session.clear(f"{CHANNELS}/{name}")
+        for name in self._spills.folders(CHANNELS):
+            if name.isdigit() and int(name) < before:
+                self._spills.clear(f"{CHANNELS}/{name}")
+
+    def _tidy(self, generation: int, stays: frozenset[str]) -> None:
+        """Only where others can hear who leads and who has a part: what was said before that tells them of nobody whom
+        they should wait for, and of no end of the pipeline that is one."""
+        heard, own = self.heard, self._written.get(f"{ORDERS}/{self.own.instance}")
+        if own is None or own.generation != generation:
+            return
+        if any(each.generation > generation for each in heard.leaders.values()):
+            return
+
+        def is_needed(key: str) -> bool:
+            folder, _, name = key.rpartition("/")
+            if name in stays or name in heard.present:
+                return True
+            board = heard.leaders.get(name)
+            # What cannot be understood may be of whoever takes over, with another version of Tidegate.
+            is_newer = key in self._foreign or (board is not None and board.generation >= generation)
+            return folder == ORDERS and is_newer
+
+        versions = {
+            f"{folder}/{name}": each for folder, found in self._versions.items() for name, each in found.items()
+        }
+        self._leftovers.look(versions, is_needed)
 
     def _create(self, entry: _Appended) -> None:
         """Nobody else makes it: if it is there, an attempt of ours has made it that was not answered."""
-        if not self._session.create(entry.key, entry.value):
+        value = self._spills.put(entry.key, entry.value)
+        if not self._session.create(entry.key, value):
             found = self._session.read(entry.key)
             if found is None:
                 raise MaybeWritten(f"{entry.key} is there, and cannot be seen yet")
-            if found.value != entry.value:
+            if found.value != value:
                 raise ProtocolViolation(f"{entry.key} holds what another process has written")
 
     def _write(self, key: str, board: Board) -> None:
-        value = encode_board(board)
-        is_large = len(value) > self._most_bytes
-        if is_large:
-            # Who reads it by an earlier version of the key finds what is said now: a board is all that there is to say.
-            self._spills += 1
-            name = self._spilled_as(key)
-            self._root.write(name, value)
-            value = _SPILLED + f"{name}#{self._spills}".encode()
+        # Who reads it by an earlier version of the key finds what is said now: a board is all that there is to say.
+        value = self._spills.put(key, encode_board(board))
         self._sent[key] = value
         self._session.write(key, value)
         self._written[key] = board
+        is_large = is_named(value)
         if self._spilled.get(key) != is_large:
-            self._forget_spilled(key, but_own=is_large)
+            self._spills.delete_but_last(key, but_own=is_large)
             self._spilled[key] = is_large
-
-    def _spilled_as(self, key: str) -> str:
-        return f"{_SPILLS}/{key}-{self.own.incarnation}.json"
-
-    def _forget_spilled(self, key: str, *, but_own: bool) -> None:
-        """Also what incarnations before this one have left."""
-        folder, own = f"{_SPILLS}/{key.rpartition('/')[0]}", self._spilled_as(key)
-        found = (f"{folder}/{name}" for name in self._root.names_in(folder))
-        left = [
-            name for name in found if name.rpartition("-")[0] == f"{_SPILLS}/{key}" and not (but_own and name == own)
-        ]
-        if left:
-            self._root.delete(left)
 
     def _try_to_lead(self, heard: Heard) -> None:
         value, version = msgspec.json.encode(self.own), heard.claim_version
@@ -305,19 +380,20 @@ class Exchange:
         before = self.heard
         self.heard = heard
         self.hearings += 1
-        if before != heard or self._entries:
+        if before != heard or self._following.entries:
             self.on_heard()
 
     def _hear(self) -> Heard:
-        followed = self._followed
-        for channel in followed:
-            self._read_on(followed, channel)
+        following = self._following
+        for channel in following.taken:
+            self._read_on(following, channel)
         present = self._session.present()
         claimed = self._session.read_folder(ELECTION).get("leader")
         claim = None if claimed is None else msgspec.json.decode(claimed.value, type=LeaderClaim)
         leaders = self._read_boards(ORDERS, decode_leader_board)
         members = self._read_members()
         profiles = {name: self._profile_of(each.value) for name, each in present.items()}
+        self._profiles = {each.value: profiles[name] for name, each in present.items()}
         return Heard(
             {
                 name: Attendance(
@@ -341,11 +417,14 @@ class Exchange:
             profile = self._profiles[value] = msgspec.json.decode(value, type=Profile)
         return profile
 
-    def _read_on(self, followed: dict[ChannelKey, int], channel: ChannelKey) -> None:
+    def _read_on(self, following: _Following, channel: ChannelKey) -> None:
         found = self._session.read_folder(_folder(channel))
-        while (entry := found.get(_index(followed[channel]))) is not None:
-            self._entries.append((channel, entry.value))
-            followed[channel] += 1
+        while (entry := found.get(_index(following.taken[channel]))) is not None:
+            value = self._spills.get(entry.value)
+            if value is None:
+                return  # it was deleted meanwhile, as its key is, or will be
+            following.entries.append((channel, value))
+            following.taken[channel] += 1
 
     def _read_members(self) -> dict[str, MemberBoard]:
         if self._listens_to is None:
@@ -359,13 +438,16 @@ class Exchange:
 
     def _boards_in(self, folder: str, entries: Mapping[str, Entry], decode: Callable[[bytes], B]) -> dict[str, B]:
         boards: dict[str, B] = {}
+        self._check_own(f"{folder}/{self.own.instance}", entries.get(self.own.instance))
+        for name in self._versions[folder].keys() - entries.keys():
+            self._decoded.pop(f"{folder}/{name}", None)
+            self._foreign.pop(f"{folder}/{name}", None)
+        self._versions[folder] = {name: entry.version for name, entry in entries.items()}
         for instance, entry in entries.items():
             key = f"{folder}/{instance}"
-            if instance == self.own.instance:
-                self._check_own(key, entry)
             version, board = self._decoded.get(key, (None, None))
             if version != entry.version:
-                found = self._decode(entry.value, decode)
+                found = self._decode(key, entry, decode)
                 if found is not None:
                     board = found
                     self._decoded[key] = (entry.version, board)
@@ -373,26 +455,32 @@ class Exchange:
                 boards[instance] = board
         return boards
 
-    def _check_own(self, key: str, entry: Entry) -> None:
+    def _check_own(self, key: str, entry: Entry | None) -> None:
         """A write that was not answered, or one of an incarnation before, may take effect late, and hide what was said
-        since: then it is said again."""
-        if key in self._sent and entry.version != self._own_versions.get(key):
+        since; and whoever leads may have deleted it, who did not see this one for a while. Then it is said again."""
+        if entry is None:
+            if self._written.pop(key, None) is not None:
+                self.said.set()
+        elif key in self._sent and entry.version != self._own_versions.get(key):
             self._own_versions[key] = entry.version
             if entry.value != self._sent[key]:
                 self._written.pop(key, None)
                 self.said.set()
 
-    def _decode(self, value: bytes, decode: Callable[[bytes], B]) -> B | None:
-        if value.startswith(_SPILLED):
-            found = self._root.read(value.removeprefix(_SPILLED).decode().rpartition("#")[0])
-            if found is None:
-                return None  # there is a newer one by now
-            value = found
+    def _decode(self, key: str, entry: Entry, decode: Callable[[bytes], B]) -> B | None:
+        if self._foreign.get(key) == entry.version:
+            return None
+        said = self._spills.get(entry.value)
+        if said is None:
+            return None  # there is a newer one by now
         try:
-            return decode(value)
+            board = decode(said)
         except ProtocolViolation as error:
             _log.warning("%s; do all instances run the same version of Tidegate?", error)
+            self._foreign[key] = entry.version
             return None
+        self._foreign.pop(key, None)
+        return board
 
     def close(self) -> None:
         self._session.close()

@@ -5,8 +5,9 @@ and what has not changed is not read again. The highest version counts. What is 
 all others, so that a try whose answer was lost is known for one's own.
 
 - *Own* keys: a version above those that were there, and above the time in nanoseconds, so that it is also above those
-  that were deleted; the ones before it are deleted then. A machine whose clock is behind that of an earlier owner, who
-  has deleted the key, could take a lower one: nobody deletes own keys of others to write them again.
+  that were deleted; the ones before it are deleted then. A machine whose clock is behind that of an earlier owner could
+  take a lower one, where the key was deleted: that is done to keys of instances that do not come back (`leftovers.py`).
+  If one does after all, who reads sees another version, and takes it for what is there.
 - *Shared* keys: `create` makes version 1, and a swap the one after that which it was given. Of all that make the same
   file one does. Versions 1 and 2 stay until the key is deleted: so nobody creates a key twice, and whoever finds
   version 1 and no version 2 need not list. Of the others the last few stay. So a swap that finds its version to be the

@@ -1,4 +1,9 @@
-"""The threads of an exchange: one sends, one listens, and neither holds up the control thread or the other."""
+"""The threads of an exchange: one sends, one listens, and neither holds up the control thread or the other.
+
+What may work later is tried again, for as long as it takes. What would fail again is told to the control thread, which
+ends what runs here with it: while the rest waits behind it, others would see a process that lives, and says nothing.
+It is tried on all the same, since what ends with a generation may have been all that was in the way.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +15,15 @@ from typing import Final
 
 from tidegate.cluster.exchange import Exchange
 from tidegate.cluster.kv import Session
-from tidegate.errors import CoordinationUnavailable, StoreUnavailable
+from tidegate.errors import CoordinationUnavailable, StoreUnavailable, TidegateError
 
 _log = logging.getLogger("tidegate")
 
 _LISTEN_S: Final = 0.2
 _PAUSE_S: Final = 0.2
 _TELL_EVERY_S: Final = 10.0
+_TRIES: Final = 10
+"""Of what nobody has foreseen, such as an error of a client's own threads: it may pass."""
 
 
 class Post:
@@ -47,10 +54,11 @@ class Post:
         self._threads[1].join(5)
 
     def _send(self) -> None:
+        send = _Tries(self._exchange.send, self._exchange.on_not_sent)
         while True:
             self._exchange.said.wait(_LISTEN_S)
             is_last = self._is_closed.is_set()
-            if not self._try(self._exchange.send):
+            if not self._try(send):
                 self._exchange.said.set()
                 if not is_last:
                     self._is_closed.wait(_PAUSE_S)
@@ -58,24 +66,43 @@ class Post:
                 return
 
     def _listen(self) -> None:
+        receive = _Tries(self._exchange.receive, self._exchange.on_not_heard)
+        wait = _Tries(self._wait, self._exchange.on_not_heard)
         while not self._is_closed.is_set():
-            if not self._try(self._exchange.receive):
+            if not (self._try(receive) and self._try(wait)):
                 self._is_closed.wait(_PAUSE_S)
-                continue
-            self._try(self._wait)
 
     def _wait(self) -> None:
         self._session.wait(self._exchange.folders, self._listen_s)
 
-    def _try(self, act: Callable[[], None]) -> bool:
+    def _try(self, what: _Tries) -> bool:
         try:
-            act()
+            what.act()
         except (CoordinationUnavailable, StoreUnavailable) as error:
             if not self._is_closed.is_set() and time.monotonic() - self._told_at >= _TELL_EVERY_S:
                 self._told_at = time.monotonic()
                 _log.warning("what the instances share does not answer: %s; it is tried again", error)
             return False
-        except Exception:
-            _log.exception("talking to the other instances has failed; it is tried again")
+        except Exception as error:  # whatever it is, nobody else would hear of it
+            if not self._is_closed.is_set():
+                what.failed(error)
             return False
+        what.in_vain = 0
         return True
+
+
+class _Tries:
+    """Something that is done again and again, and who is told that it cannot be."""
+
+    def __init__(self, act: Callable[[], None], tell: Callable[[Exception], None]) -> None:
+        self.act = act
+        self._tell = tell
+        self.in_vain = 0
+        """How often in a row it has failed in a way that is not known to pass."""
+
+    def failed(self, error: Exception) -> None:
+        self.in_vain += 1
+        if self.in_vain == 1:
+            _log.error("talking to the other instances has failed", exc_info=error)
+        if isinstance(error, TidegateError) or self.in_vain >= _TRIES:
+            self._tell(error)

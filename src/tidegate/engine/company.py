@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tidegate.engine.generation import Generation
 
 CAMPAIGN_EVERY_MS: Final = 500
+_TIDY_EVERY_MS: Final = 500
+"""At least, however short the grace is: so long may others see what was shared before."""
 
 
 class Company:
@@ -39,6 +41,12 @@ class Company:
         self.exchange = exchange
         self.own = exchange.own
         self._instance = Instance(exchange.own, how_many=how_many, grace_ms=grace_ms)
+        self._tidies_every_ms = max(grace_ms, _TIDY_EVERY_MS)
+        self._tidied_ms: int | None = None
+        self._tidied = 0
+        """How often, in the generation that it leads."""
+        self._led: Part | None = None
+        self._led_generation = 0
         self._campaigned_ms: int | None = None
         self._members: Attendances = {}
         self._seen_leading: set[str] = set()
@@ -51,7 +59,9 @@ class Company:
 
     @property
     def heard(self) -> Heard:
-        """What was heard last. Raises `SessionLost` where nobody listens to this incarnation any more."""
+        """What was heard last. Raises `SessionLost` where nobody listens to this incarnation any more, and what else
+        keeps it from being heard, or from hearing the others."""
+        self.exchange.check()
         heard = self.exchange.heard
         if heard.is_lost:
             raise SessionLost("others may have taken this process for dead")
@@ -118,7 +128,20 @@ class Company:
         if cue is Cue.CAMPAIGN and is_due:
             self._campaigned_ms = now_ms
             self.exchange.campaign(heard)
+        if self._led is not None and self.leads:
+            self._tidy(self._led, heard, now_ms)
         return cue
+
+    def _tidy(self, led: Part, heard: Heard, now_ms: int) -> None:
+        """Let go of what instances have said that do not come back: twice in each generation, for what nobody has heard
+        of, and as long as there is something."""
+        if self._tidied_ms is not None and now_ms - self._tidied_ms < self._tidies_every_ms:
+            return
+        members = led.incarnations.keys() | led.placed.keys()
+        if self._tidied < 2 or not heard.leaders.keys() | heard.members.keys() <= members | heard.present.keys():
+            self._tidied_ms = now_ms
+            self._tidied += 1
+            self.exchange.forget_boards(self._led_generation, but=members)
 
     def _expected(self, heard: Heard) -> frozenset[str]:
         """Those that had a part in the last generation that anybody speaks of, unless that has ended. Where this one
@@ -188,12 +211,14 @@ class Company:
 
     def on_opened(self, generation: Generation) -> None:
         """It leads this generation from now on."""
-        part = generation.part
+        part = self._led = generation.part
+        self._led_generation, self._tidied = generation.generation, 0
         members = {name: part.incarnations[name] for name, given in part.placed.items() if given}
         self._instance.on_opened(generation.leader, members, _placeable(generation.queries))
 
     def on_ended(self) -> None:
         """The generation that it led is over."""
+        self._led = None
         self._instance.on_ended()
         self.say_idle()
 

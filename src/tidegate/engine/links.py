@@ -142,7 +142,9 @@ class Links:
         return True
 
     def hear(self, channels: Mapping[str, Channel], seen: int) -> Iterator[ToMember | ToLeader]:
-        """What the others have said since. `seen`: the last announcement that the member here has taken."""
+        """What the others have said since. `seen`: the last announcement that the member here has taken. Raises what
+        keeps this process from hearing them, or them from hearing it."""
+        self._exchange.check()
         for (generation, name), value in self._exchange.entries():
             if generation == self._generation:
                 _append(channels[name], value)
@@ -335,7 +337,13 @@ def _append(channel: Channel, value: bytes) -> None:
         ) from error
     match message:
         case Segment():
-            channel.append_segment(message)
+            try:
+                channel.append_segment(message)
+            except ValueError as error:
+                raise ProtocolViolation(
+                    f"of what another instance has appended to the channel of {channel.writer!r} something is missing, "
+                    f"or came twice: {error}"
+                ) from error
         case Watermark(watermark_ms):
             channel.append_watermark(watermark_ms)
         case _:

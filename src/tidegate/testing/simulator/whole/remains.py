@@ -89,12 +89,13 @@ def _check_shared(cluster: WholeCluster) -> None:
     nobody has lived, or was there, to delete."""
     together = cluster.scenario.together
     spilled = cluster.disk.memory.list(f"{RootPaths.COORDINATION}/spilled")
-    if len(spilled) > 2 * together.instances:
-        raise SimulationFailure("NothingLeft", f"{len(spilled)} boards are left: {spilled}")
-    entries = cluster.kv.keys_in("channels")
+    channels = [name for name in spilled if name.startswith(f"{RootPaths.COORDINATION}/spilled/channels/")]
+    if len(spilled) - len(channels) > 2 * together.instances:
+        raise SimulationFailure("NothingLeft", f"{len(spilled) - len(channels)} boards are left: {spilled}")
     is_calm = not (cluster.crashes or cluster.taken_for_dead or together.cuts or together.doubts or together.stale)
-    if len(entries) > (0 if is_calm else _MOST_ENTRIES):
-        raise SimulationFailure("NothingLeft", f"{len(entries)} entries of channels are left: {entries[:3]}")
+    for entries in (cluster.kv.keys_in("channels"), channels):
+        if len(entries) > (0 if is_calm else _MOST_ENTRIES):
+            raise SimulationFailure("NothingLeft", f"{len(entries)} entries of channels are left: {entries[:3]}")
 
 
 def _check_logs(cluster: WholeCluster) -> None:

@@ -24,7 +24,7 @@ class Together(msgspec.Struct, frozen=True):
     lease_ms: int = 300
     grace_ms: int = 400
     most_bytes: int = 128 * 1024
-    """Boards that are larger go to the root."""
+    """Boards and entries of channels that are larger go to the root."""
     pinned: float = 0.0
     """How likely an instance asks for a stage."""
     stale: float = 0.0
