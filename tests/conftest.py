@@ -25,6 +25,19 @@ from tidegate.spark.session import own_session
 
 start_jvms_soon()
 
+LONGEST = {
+    "test_bucket_kills.py",
+    "test_buckets_guide.py",
+    "test_cluster.py",
+    "test_clusters_guide.py",
+    "test_documents.py",
+    "test_drivers.py",
+    "test_drivers_guide.py",
+    "test_kills.py",
+    "test_operating.py",
+}
+"""Files with tests that take minutes."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """PySpark 4.1 leaves the sockets that it reads rows from to the garbage collector, which warns of each."""
@@ -112,9 +125,23 @@ def pytest_report_header() -> str:
     return f"S3 server: {'none, its tests are skipped' if program is None else program.name}"
 
 
+@pytest.hookimpl(trylast=True)  # when those that are not wanted are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first: where tests run two at a time, none of them is then left to one worker at the end."""
-    items.sort(key=lambda item: (item.path.name != "test_kills.py", item.get_closest_marker("slow") is None))
+    """The longest first, spread over all workers, each of which begins with one of so many equal parts: then none is
+    left to a single one at the end."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    longest = [item for item in items if item.path.name in LONGEST and item.get_closest_marker("slow")]
+    rest = [item for item in items if item not in longest]
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    left, items[:] = len(items), []
+    for number in range(workers):
+        part = left // (workers - number)
+        first = longest[number::workers]
+        more = max(0, part - len(first))
+        items += [*first, *rest[:more]]
+        del rest[:more]
+        left -= part
+    items += rest
 
 
 @pytest.fixture(autouse=True)

@@ -155,6 +155,7 @@ BIT_BY_BIT = "python generate.py --files 100 --every 0.5"
 KILL = "kill -9 PID"
 
 
+@pytest.mark.soak  # it takes long; kills are in CI
 @pytest.mark.slow
 @pytest.mark.spark
 def test_orders_and_payments_are_joined_and_all_tables_agree_though_the_run_was_killed(tmp_path: Path) -> None:
@@ -216,6 +217,7 @@ def at_every_checkpoint(visitor: Visitor) -> list[TablesAt]:
     return shown
 
 
+@pytest.mark.soak  # it takes long; kills are in CI
 @pytest.mark.slow
 @pytest.mark.spark
 def test_of_every_customer_the_newest_change_is_shown_though_the_run_was_killed(tmp_path: Path) -> None:

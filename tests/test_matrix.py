@@ -95,6 +95,7 @@ def test_a_session_of_a_spark_that_is_not_runs_no_stages() -> None:
 # -- what is run ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.soak  # it takes long; only the matrix needs it
 def test_the_tests_of_the_matrix_are_of_every_kind() -> None:
     (expression,) = re.findall(r"^ *set -- pytest .* -m '([^']+)'", (ROOT / "dev").read_text("utf-8"), re.MULTILINE)
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", expression]

@@ -123,6 +123,7 @@ def test_every_section_of_the_guide_is_followed_here() -> None:
     ]
 
 
+@pytest.mark.soak  # it takes long; its parts are in CI
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_new_version_is_tried_promoted_and_taken_back(operator: Operator) -> None:

@@ -100,6 +100,7 @@ def as_cron_runs_it(*command: str, cwd: Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd, env=kept)
 
 
+@pytest.mark.soak  # it takes long; modules on a cluster are in CI
 @pytest.mark.slow
 @pytest.mark.spark
 def test_a_udf_may_call_functions_of_the_file_and_modules_and_files_beside_it_wherever_it_is_run(

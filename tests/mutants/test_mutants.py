@@ -42,6 +42,7 @@ def test_every_mutant_is_caught(mutant: Mutant) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # it takes long; leases that are wrong are in CI without being put there
 @pytest.mark.parametrize("mutant", MISTAKEN, ids=name_of)
 def test_what_an_instance_believes_wrongly_costs_no_row(mutant: Mutant) -> None:
     """It may cost all progress: the log decides what counts, and no lease does."""

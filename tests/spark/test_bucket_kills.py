@@ -35,6 +35,7 @@ def test_runs_on_a_bucket_that_are_killed_lose_and_double_nothing(tmp_path: Path
         assert plan.happened.total() > 10, "the network has hardly failed"
 
 
+@pytest.mark.soak  # it takes long; in a folder it is in CI
 def test_a_run_that_sleeps_while_another_takes_over_does_nothing_more(tmp_path: Path, s3_server: S3Server) -> None:
     with BucketRuns(tmp_path, s3_server, seed=17) as runs:
         runs.feed()
@@ -58,6 +59,7 @@ def test_a_run_that_sleeps_while_another_takes_over_does_nothing_more(tmp_path: 
         runs.check_no_orphans()
 
 
+@pytest.mark.soak  # it takes long; damage of every kind is in CI without Spark
 def test_a_damaged_object_is_told_of_and_no_row_is_lost_or_doubled_for_it(tmp_path: Path, s3_server: S3Server) -> None:
     with BucketRuns(tmp_path, s3_server, seed=18) as runs:
         for _ in range(2):

@@ -155,6 +155,7 @@ def test_a_drain_consumes_what_is_held_for_an_input_that_is_silent(tmp_path: Pat
     check_table(tmp_path, tmp_path / "lake", spark)
 
 
+@pytest.mark.soak  # it takes long; that it is held is in CI
 def test_a_run_that_dies_while_an_input_is_held_goes_on_and_holds_it_again(inputs: Path, spark: SparkSession) -> None:
     pipeline = joined(inputs, inputs / "lake")
     options = {"max_watermark_drift": "3m", "unaligned_after": "0s", "checkpoint_interval": "500ms"}

@@ -190,6 +190,7 @@ def latest(rows):
 """
 
 
+@pytest.mark.soak  # it takes long; its parts are in CI
 def test_a_postgres_table_goes_back_is_forked_and_promoted_by_the_pipelines_file(
     tmp_path: Path, spark: SparkSession, postgres_server: PostgresServer
 ) -> None:

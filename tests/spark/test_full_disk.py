@@ -12,6 +12,7 @@ from tests.spark.full_disk_pipeline import ROWS
 
 @pytest.mark.slow
 @needs_a_small_disk
+@pytest.mark.soak  # it takes long; stores that fail are in CI without Spark
 def test_a_run_whose_disk_is_full_says_so_everywhere_and_goes_on_when_it_is_not(tmp_path: Path) -> None:
     disk, rows = tmp_path / "disk", tmp_path / "rows"
     rows.mkdir()

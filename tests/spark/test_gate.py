@@ -282,6 +282,7 @@ def test_spark_follows_a_gate_over_many_compactions(tmp_path: Path, spark: Spark
         assert reader.batches > 10
 
 
+@pytest.mark.soak  # it takes long; shapes and kills are in CI
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_reader_that_comes_late_loses_nothing(tmp_path: Path, spark: SparkSession) -> None:

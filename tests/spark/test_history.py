@@ -15,6 +15,7 @@ from tidegate.engine.kill_points import Step
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
+@pytest.mark.soak  # it takes long; the history of several drivers that are killed is in CI
 def test_a_run_that_is_killed_leaves_records_of_all_its_checkpoints(tmp_path: Path) -> None:
     """Killed between the manifest of its third checkpoint and the decision, and not a second after the second one."""
     runs = KilledRuns(tmp_path)

@@ -22,6 +22,7 @@ _STEPS = {
 }
 
 
+@pytest.mark.soak  # it takes long; kills with a root in a bucket, and on a cluster with tables in one, are in CI
 def test_tables_in_a_bucket_lose_and_double_nothing_though_runs_are_killed(tmp_path: Path, s3_server: S3Server) -> None:
     with LakeRuns(tmp_path, s3_server, seed=7) as runs:
         assert kill_often(runs, at_steps(_STEPS), random_kills=3, seed=7) == 8

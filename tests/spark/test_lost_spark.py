@@ -95,6 +95,7 @@ def last_checkpoint(folder: Path) -> int:
     return StoredDecisions(Folder(folder / "root")).read().last_checkpoint_id
 
 
+@pytest.mark.soak  # it takes long; a session that is stopped is in CI
 def test_a_run_whose_jvm_is_killed_says_so_in_one_line_or_starts_another_and_goes_on(tmp_path: Path) -> None:
     write_input(tmp_path / "in", 2, ROWS_PER_FILE)
     with started(tmp_path, "--restarts", "0") as run:

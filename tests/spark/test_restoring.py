@@ -107,7 +107,15 @@ def deployed(made: Shop) -> Shop:
     return made
 
 
-@pytest.mark.parametrize("killed_at", [None, "generation_opened:1", "table_set_back:1", "table_set_back:3"])
+@pytest.mark.parametrize(
+    "killed_at",
+    [
+        None,
+        pytest.param("generation_opened:1", marks=pytest.mark.soak),
+        "table_set_back:1",
+        pytest.param("table_set_back:3", marks=pytest.mark.soak),
+    ],
+)
 def test_after_a_restore_the_good_version_goes_on_and_tables_show_what_a_batch_job_does(
     killed_at: str | None, deployed: Shop, spark: SparkSession
 ) -> None:

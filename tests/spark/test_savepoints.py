@@ -118,6 +118,7 @@ def test_it_outlives_its_root_and_needs_nothing_but_itself_and_the_tables(saved:
     saved.go_on(spark, root)
 
 
+@pytest.mark.soak  # it takes long; in a folder it is in CI
 @pytest.mark.s3
 def test_it_may_be_in_a_bucket(
     saved: Saved, spark: SparkSession, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
@@ -148,6 +149,7 @@ def test_it_may_be_in_a_bucket(
     saved.go_on(spark, root)
 
 
+@pytest.mark.soak  # it takes long; others are in CI
 def test_tables_that_were_moved_with_it_are_found_where_they_are_said_to_be(saved: Saved, spark: SparkSession) -> None:
     elsewhere = saved.folder / "elsewhere"
     shutil.move(saved.savepoint, elsewhere / "save")
@@ -174,6 +176,7 @@ def _at(definition: Any, path: Path) -> Any:
     return msgspec.structs.replace(definition, sink=definition.sink.at(str(path)))
 
 
+@pytest.mark.soak  # it takes long; others are in CI
 def test_the_root_that_had_the_tables_before_is_refused(saved: Saved, spark: SparkSession) -> None:
     tg.restore(saved.folder / "another", str(saved.savepoint))
     write_input(saved.folder / "in", 1, 10, first_file=5)

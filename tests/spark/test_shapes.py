@@ -49,6 +49,7 @@ def test_a_chain(tmp_path: Path, spark: SparkSession) -> None:
     check(pipeline, spark, tmp_path / "lake", {"kept": ["id", "value"]})
 
 
+@pytest.mark.soak  # it takes long; other shapes are in CI
 def test_a_chain_of_many_batches_is_restored_again_and_again(tmp_path: Path, spark: SparkSession) -> None:
     """More batches than Spark's logs keep: a restored stage must not ask for what was trimmed."""
     pipeline = tg.Pipeline("many_batches")

@@ -124,7 +124,7 @@ def not_called(_rows: DataFrame, _epoch: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("restart", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_a_join_and_an_aggregation_by_key_go_on_from_batch_to_batch_whether_or_not_the_run_is_restarted(
     spark: SparkSession, *, restart: bool
 ) -> None:

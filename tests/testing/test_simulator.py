@@ -53,6 +53,7 @@ def test_the_seeds_cover_what_can_go_wrong() -> None:
         assert what in happened
 
 
+@pytest.mark.soak  # it takes long; some seeds are in CI
 def test_some_seeds_let_a_process_sleep_through_trimming() -> None:
     traces = (simulate(seed, trace=True).trace for seed in range(500))
     assert any("which was trimmed, is claimed" in line for trace in traces for line in trace)
