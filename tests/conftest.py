@@ -36,7 +36,9 @@ LONGEST = {
     "test_kills.py",
     "test_operating.py",
 }
-"""Files with tests that take minutes."""
+"""Files with tests that take minutes, in several processes."""
+HEAVY = 2
+"""How many of these are run at a time."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,16 +129,16 @@ def pytest_report_header() -> str:
 
 @pytest.hookimpl(trylast=True)  # when those that are not wanted are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, spread over all workers, each of which begins with one of so many equal parts: then none is
-    left to a single one at the end."""
+    """The longest first, so that none is left to a single worker at the end. Each worker begins with one of so many
+    equal parts. Two begin with these, whose processes want all cores there are, and others with what wants less."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
     longest = [item for item in items if item.path.name in LONGEST and item.get_closest_marker("slow")]
     rest = [item for item in items if item not in longest]
-    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    workers = max(HEAVY, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     left, items[:] = len(items), []
     for number in range(workers):
         part = left // (workers - number)
-        first = longest[number::workers]
+        first = longest[number::HEAVY] if number < HEAVY else []
         more = max(0, part - len(first))
         items += [*first, *rest[:more]]
         del rest[:more]

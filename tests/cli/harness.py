@@ -35,7 +35,7 @@ TIDEGATE = str(Path(sys.executable).with_name("tidegate"))
 
 def tidegate(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [TIDEGATE, *(str(each) for each in arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=cwd)
 
 
 def ended_checkpoint(number: int, state: CheckpointState = "complete", why: str | None = None) -> CheckpointStatus:

@@ -131,6 +131,7 @@ class TestDeltaTableOfFewFiles(TestDeltaTable):
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.soak  # by key it is in a folder, and in a bucket without
 class TestDeltaTableInBucketByKey(TestDeltaTableInBucket):
     key = True
 
@@ -147,7 +148,7 @@ class TestDeltaTableInBucketByKey(TestDeltaTableInBucket):
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.soak  # in a folder it makes few files too, and by key it is in a bucket
+@pytest.mark.soak  # in a folder it makes few files too
 class TestDeltaTableInBucketOfFewFiles(TestDeltaTableInBucket):
     @pytest.fixture(autouse=True)
     def given_spark(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import examine
 from tidegate.storage.manifest import SourceStream, TableAddress
 from tidegate.storage.memory import Memory
+from tidegate.storage.paths import RootPaths
 
 SCHEMA = StructType([StructField("id", LongType())])
 BUILT = SimpleNamespace(
@@ -114,6 +115,30 @@ def spark_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run.Run, "_check_reached", lambda *_: None)
     monkeypatch.setattr(run.Run, "_watch_sources", lambda *_: None)
     monkeypatch.setattr(Launch, "__call__", lambda *_: None)
+
+
+def test_what_a_lost_generation_has_left_is_not_there_for_one_of_its_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log was put back from a backup. Files that have names elsewhere too keep these, and what they hold."""
+    take_over(tmp_path)
+    root, backup = tmp_path / "root", tmp_path / "backup"
+    shutil.copytree(root / "decisions", backup)
+    take_over(tmp_path)
+    lost = root / RootPaths.generation(2)
+    left = [path for path in lost.rglob("*") if path.is_file()]
+    assert {path.relative_to(lost).parts[0] for path in left} >= {"manifests", "snapshots", "stages"}
+    (tmp_path / "elsewhere").hardlink_to(left[0])
+    content = left[0].read_bytes()
+    shutil.rmtree(root / "decisions")
+    shutil.copytree(backup, root / "decisions")
+    opened, base = open_next(Root(root, "flat"))
+    assert opened.generation == 2
+    assert base is not None
+    assert not lost.exists()
+    assert (tmp_path / "elsewhere").read_bytes() == content
+    assert f"has {len(left)} files of a generation that the decision log does not know" in caplog.text
+    check_newest(tmp_path)
 
 
 def before_it_opens(monkeypatch: pytest.MonkeyPatch, act: Callable[[], None]) -> None:

@@ -15,8 +15,10 @@ from tidegate.errors import StoreUnavailable
 from tidegate.storage import bucket_root
 from tidegate.storage.bucket import Bucket, BucketPlace
 from tidegate.storage.bucket_root import BucketRoot, trust_only
-from tidegate.storage.files import Files, checksum
+from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.files import Files, checksum, clear
 from tidegate.storage.folder import Folder
+from tidegate.storage.paths import RootPaths
 from tidegate.storage.transfers import Doing, OnProgress, Progress, Transfers
 from tidegate.testing.files import FilesConformance
 
@@ -262,18 +264,54 @@ def test_a_work_folder_of_another_root_or_of_before_a_restart_of_the_machine_is_
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = Folder(machines.folder / "here", fsync=False)
-    trust_only(work, "one")
+    trust_only(work, "one", machines.bucket)
     work.write(KEPT, b"state")
-    trust_only(work, "one")
+    trust_only(work, "one", machines.bucket)
     assert work.exists(KEPT)
-    trust_only(work, "another")
+    trust_only(work, "another", machines.bucket)
     assert not work.exists(KEPT)
     work.write(KEPT, b"state")
     monkeypatch.setattr(bucket_root, "_BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text(str(time.time()))
-    trust_only(work, "another")
+    trust_only(work, "another", machines.bucket)
     assert not work.exists(KEPT)
     work.write(KEPT, b"state")
     (tmp_path / "boot").unlink()
-    trust_only(work, "another")
+    trust_only(work, "another", machines.bucket)
     assert not work.exists(KEPT), "who cannot tell trusts nothing"
+
+
+def test_generations_in_a_work_folder_that_the_log_does_not_know_are_not_trusted(machines: Machines) -> None:
+    """The log was put back from a backup: the next generation gets the number of one that is here."""
+    work = Folder(machines.folder / "here", fsync=False)
+    lost = KEPT.replace("000001", "000002")
+    trust_only(work, "one", machines.bucket)
+    for name in (KEPT, lost):
+        work.write(name, b"state")
+    trust_only(work, "one", machines.bucket)
+    assert work.exists(lost), "without a log nobody can tell, and no run begins"
+    decisions = StoredDecisions(machines.bucket)
+    opened = decisions.read().opening("run", None)
+    assert decisions.create(opened)
+    machines.bucket.write(RootPaths.decision(opened.slot + 1), b'{"type":"?"}')
+    trust_only(work, "one", machines.bucket)
+    assert work.exists(lost), "one that is damaged does not tell either"
+    machines.bucket.delete([RootPaths.decision(opened.slot + 1)])
+    trust_only(work, "one", machines.bucket)
+    assert work.exists(KEPT)
+    assert not work.exists(lost)
+
+
+def test_what_is_in_a_generation_is_removed_here_and_in_the_bucket_also_what_executors_of_a_cluster_wrote(
+    machines: Machines,
+) -> None:
+    lost, before = (f"generations/00000{number}/stages/totals/spark" for number in (2, 1))
+    machines.bucket.write(f"{lost}/state/0/0/1.changelog", b"written by executors")
+    machines.bucket.write(f"{before}/state/0/0/1.changelog", b"named by a checkpoint")
+    work = Folder(machines.folder / "here", fsync=False)
+    work.write(f"{lost}/offsets/0", b"written by the driver")
+    root = BucketRoot(machines.bucket, work, in_bucket=True)
+    assert root.list("generations/000002") == [f"{lost}/offsets/0", f"{lost}/state/0/0/1.changelog"]
+    clear(root, "generations/000002")
+    assert machines.bucket.list("generations") == [f"{before}/state/0/0/1.changelog"]
+    assert not work.list("generations")

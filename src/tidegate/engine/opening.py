@@ -83,7 +83,27 @@ class RootOpening:
         opened = carry_out(self._flow.open(), self._handlers(fitting), self._clock)
         if isinstance(opened, Refuse):
             raise _refusal(opened)
+        self._clear_lost(opened.generation)
         return opened, self.base(opened.base)
+
+    def _clear_lost(self, generation: int) -> None:
+        """Remove what there is by the number of a generation that was opened a moment ago, and has written nothing.
+
+        There is none, but where the log was put back from a backup: a generation that it has lost had this number. In
+        its folders Spark would go on as its logs say; and what is kept there stays as it is, whatever is kept anew.
+        """
+        store, folder = self._root.store, RootPaths.generation(generation)
+        lost = store.list(folder)
+        if not lost:
+            return
+        _log.warning(
+            "%s has %d files of a generation that the decision log does not know, as when that was put back from a "
+            "backup: they are removed",
+            store.location(folder),
+            len(lost),
+        )
+        store.delete(lost)
+        store.prune_above(lost, folder)
 
     def base(self, record: CheckpointCompleted | None) -> Manifest | None:
         return None if record is None else self._manifests[record.checkpoint_id]

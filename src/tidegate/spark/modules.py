@@ -31,7 +31,8 @@ def give_modules(session: SparkSession, folder: Path, packed: Path) -> None:
             _MOST_BYTES >> 20,
         )
         return
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as into:
+    # Nix, Bazel and images of containers date files to 1970, which zip files cannot tell.
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as into:
         for name, path in files.items():
             into.write(path, name)
     session.sparkContext.addPyFile(str(packed))

@@ -6,7 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
 
 from pyspark.find_spark_home import _find_spark_home
 
@@ -16,6 +18,7 @@ from tidegate.storage.files import Files
 from tidegate.storage.mounted import Mounted
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 PACKAGES: Final = "spark.jars.packages"
@@ -60,19 +63,39 @@ def with_s3a(settings: Mapping[str, str]) -> dict[str, str]:
 _HADOOP: Final = re.compile(r"hadoop-client-api-([0-9.]+)\.jar")
 
 
+_PREFIX: Final = "fs.s3a.bucket."
+_ALWAYS: Final = ".performance.flags"
+
+
+class _Told:
+    """What Hadoop was told by us in one session, by bucket: that is ours to change."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, str]] = {}
+        self.renewed: set[str] = set()
+        """Buckets that Hadoop may have opened with what it was told before."""
+
+
+_told: WeakKeyDictionary[SparkContext, _Told] = WeakKeyDictionary()
+_telling: Final = Lock()
+
+
 def prepare(session: SparkSession, settings: Mapping[str, str]) -> None:
-    """Let executors reach a bucket. What its user has set of s3a stays."""
+    """Let executors reach a bucket, before any query of a generation runs. What its user has set of s3a stays.
+
+    Keys may have been renewed since the generation before. Hadoop opens a bucket once in each process, and keeps what
+    it has opened, with the keys of then: so here, where no query uses it now, it is closed. Executors elsewhere keep
+    theirs as long as they live.
+    """
     if not java_class(session, "org.apache.spark.util.Utils").classIsLoadable("org.apache.hadoop.fs.s3a.S3AFileSystem"):
         raise InvalidConfig(
             "the Spark session has no s3a, Hadoop's file system for S3, by which executors reach the bucket: start it "
             "with the package org.apache.hadoop:hadoop-aws of its version of Hadoop"
         )
-    hadoop = session.sparkContext._jsc.hadoopConfiguration()
-    # Else each mount would have a client of its own, with all its threads.
-    hadoop.set("fs.viewfs.enable.inner.cache", "false")
-    for key, value in settings.items():
-        if hadoop.get(key) is None:
-            hadoop.set(key, value)
+    told = _tell(session, settings)
+    while told.renewed:
+        uri = java_class(session, "java.net.URI").create(f"s3a://{told.renewed.pop()}/")
+        java_class(session, "org.apache.hadoop.fs.FileSystem").get(uri, _hadoop(session)).close()
 
 
 def mount(session: SparkSession, *folders: Files) -> None:
@@ -80,7 +103,36 @@ def mount(session: SparkSession, *folders: Files) -> None:
     for folder in folders:
         if isinstance(folder, Mounted):
             folder.make_near()
-            prepare(session, folder.settings())
-            hadoop = session.sparkContext._jsc.hadoopConfiguration()
+            _tell(session, folder.settings())  # and nothing is closed: other queries run by now
+            hadoop = _hadoop(session)
             for key, target in folder.links().items():
                 hadoop.set(key, target)
+
+
+def _hadoop(session: SparkSession) -> Any:
+    return session.sparkContext._jsc.hadoopConfiguration()
+
+
+def _tell(session: SparkSession, settings: Mapping[str, str]) -> _Told:
+    """Tell Hadoop what it was not told of a bucket, and anew what it was told by us."""
+    hadoop = _hadoop(session)
+    (bucket,) = (key.removeprefix(_PREFIX).removesuffix(_ALWAYS) for key in settings if key.endswith(_ALWAYS))
+    with _telling:
+        # Else each mount would have a client of its own, with all its threads.
+        hadoop.set("fs.viewfs.enable.inner.cache", "false")
+        told = _told.setdefault(session.sparkContext, _Told())
+        before = told.of.get(bucket)
+        ours: dict[str, str] = {}
+        for key in {**(before or {}), **settings}:
+            found, value = hadoop.get(key), settings.get(key)
+            if found is not None and found != (before or {}).get(key):
+                continue  # its user has set it
+            if value is None:
+                hadoop.unset(key)  # such as a token, where there are keys for good by now
+            else:
+                hadoop.set(key, value)
+                ours[key] = value
+        told.of[bucket] = ours
+        if before is not None and ours != before:
+            told.renewed.add(bucket)
+    return told

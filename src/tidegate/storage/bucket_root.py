@@ -17,7 +17,8 @@ Guarantees:
 - What `sync` returns from is in the bucket, and so is all that a decision names.
 - What is asked of a kept file is answered by the bucket: whether it is there, and how large. Read is the one on this
   machine, if there is one that is as large; where that turns out to be damaged, the one in the bucket.
-- What was here before this machine started is not trusted: a loss of power may have torn it.
+- What was here before this machine started is not trusted: a loss of power may have torn it. Nor is what is of a
+  generation that the log does not know: it is of a log that was since put back from a backup.
 
 What is in the bucket is listed when the run begins, and remembered: nobody else changes it meanwhile, but for instances
 that run the same pipeline together. So what is not known here is asked for.
@@ -37,8 +38,9 @@ from typing import Final, Self
 
 import msgspec
 
-from tidegate.errors import StoreUnavailable
+from tidegate.errors import DamagedLog, StoreUnavailable
 from tidegate.storage.bucket import Bucket
+from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files, checksum, clear
 from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
@@ -102,10 +104,11 @@ class _Known:
         return name in self._sizes or (unless_unsent and name not in self.unsent)
 
 
-def trust_only(work: Folder, root_id: str) -> None:
+def trust_only(work: Folder, root_id: str, bucket: Files) -> None:
     """Forget what is in a work folder unless it is of this root, and from since this machine has started. Else files of
     another root would be taken for those of this one, by their names; and nothing here is forced to the disk, so that
-    after a loss of power a file may be as large as it was, and hold nothing."""
+    after a loss of power a file may be as large as it was, and hold nothing. The same of generations that the log does
+    not know: it was put back from a backup, and what it has lost is still here."""
     try:
         booted = _BOOT.read_text(encoding="ascii").strip()
     except OSError:  # of another system: then it is never trusted
@@ -114,6 +117,19 @@ def trust_only(work: Folder, root_id: str) -> None:
     if work.read(_SINCE) != since:
         clear(work, RootPaths.GENERATIONS)
         work.write(_SINCE, since)
+    here = [int(name) for name in work.names_in(RootPaths.GENERATIONS) if name.isdigit()]
+    known = _newest_generation(bucket) if here else None
+    for generation in here:
+        if known is not None and generation > known:
+            clear(work, RootPaths.generation(generation))
+
+
+def _newest_generation(bucket: Files) -> int | None:
+    """None: the log tells of none, and no run goes on before it does."""
+    try:
+        return StoredDecisions(bucket).read().generation or None
+    except DamagedLog:
+        return None
 
 
 class BucketRoot:

@@ -260,7 +260,7 @@ class RootInBucket(Place):
     def claimed(self, root_id: str) -> None:
         from tidegate.storage.bucket_root import trust_only
 
-        trust_only(Folder(self.work, fsync=False), root_id)
+        trust_only(Folder(self.work, fsync=False), root_id, self.bucket)
 
     def check_is_there(self) -> None:
         """It is only a name, until something is there."""
