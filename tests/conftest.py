@@ -25,20 +25,19 @@ from tidegate.spark.session import own_session
 
 start_jvms_soon()
 
-LONGEST = {
-    "test_bucket_kills.py",
-    "test_buckets_guide.py",
-    "test_cluster.py",
-    "test_clusters_guide.py",
-    "test_documents.py",
-    "test_drivers.py",
-    "test_drivers_guide.py",
-    "test_kills.py",
-    "test_operating.py",
-}
-"""Files with tests that take minutes, in several processes."""
-HEAVY = 2
-"""How many of these are run at a time."""
+LONGEST = (
+    ("test_drivers.py", "test_documents.py", "test_kills.py"),
+    (
+        "test_cluster.py",
+        "test_bucket_kills.py",
+        "test_clusters_guide.py",
+        "test_drivers_guide.py",
+        "test_operating.py",
+        "test_buckets_guide.py",
+    ),
+)
+"""Files with tests that take minutes, in several processes which want all cores there are: two lists of about the same
+length, one after the other in each."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -130,20 +129,25 @@ def pytest_report_header() -> str:
 @pytest.hookimpl(trylast=True)  # when those that are not wanted are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest first, so that none is left to a single worker at the end. Each worker begins with one of so many
-    equal parts. Two begin with these, whose processes want all cores there are, and others with what wants less."""
+    equal parts: two with the longest, and others with what wants less."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    longest = [item for item in items if item.path.name in LONGEST and item.get_closest_marker("slow")]
-    rest = [item for item in items if item not in longest]
-    workers = max(HEAVY, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
+    heads = [[item for name in names for item in items if _is_long(item, name)] for names in LONGEST]
+    ahead = {id(item) for head in heads for item in head}
+    rest = [item for item in items if id(item) not in ahead]
+    workers = max(len(heads), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     left, items[:] = len(items), []
     for number in range(workers):
         part = left // (workers - number)
-        first = longest[number::HEAVY] if number < HEAVY else []
-        more = max(0, part - len(first))
-        items += [*first, *rest[:more]]
+        head = heads[number] if number < len(heads) else []
+        more = max(0, part - len(head))
+        items += [*head, *rest[:more]]
         del rest[:more]
         left -= part
     items += rest
+
+
+def _is_long(item: pytest.Item, name: str) -> bool:
+    return item.path.name == name and item.get_closest_marker("slow") is not None
 
 
 @pytest.fixture(autouse=True)
