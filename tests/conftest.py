@@ -26,18 +26,17 @@ from tidegate.spark.session import own_session
 start_jvms_soon()
 
 LONGEST = (
-    ("test_drivers.py", "test_documents.py", "test_kills.py"),
-    (
-        "test_cluster.py",
-        "test_bucket_kills.py",
-        "test_clusters_guide.py",
-        "test_drivers_guide.py",
-        "test_operating.py",
-        "test_buckets_guide.py",
-    ),
+    "test_drivers.py",
+    "test_cluster.py",
+    "test_bucket_kills.py",
+    "test_kills.py",
+    "test_documents.py",
+    "test_clusters_guide.py",
+    "test_drivers_guide.py",
+    "test_operating.py",
+    "test_buckets_guide.py",
 )
-"""Files with tests that take minutes, in several processes which want all cores there are: two lists of about the same
-length, one after the other in each."""
+"""Files with tests that take minutes, in several processes which want all cores there are."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -126,28 +125,14 @@ def pytest_report_header() -> str:
     return f"S3 server: {'none, its tests are skipped' if program is None else program.name}"
 
 
-@pytest.hookimpl(trylast=True)  # when those that are not wanted are gone
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest first, so that none is left to a single worker at the end. Each worker begins with one of so many
-    equal parts: two with the longest, and others with what wants less."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
-    heads = [[item for name in names for item in items if _is_long(item, name)] for names in LONGEST]
-    ahead = {id(item) for head in heads for item in head}
-    rest = [item for item in items if id(item) not in ahead]
-    workers = max(len(heads), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
-    left, items[:] = len(items), []
-    for number in range(workers):
-        part = left // (workers - number)
-        head = heads[number] if number < len(heads) else []
-        more = max(0, part - len(head))
-        items += [*head, *rest[:more]]
-        del rest[:more]
-        left -= part
-    items += rest
+    """The longest first: where tests run two at a time, one worker begins with these, the other with what is quick, and
+    takes its share of the rest then. So two of them seldom meet, and none is left to one worker at the end."""
+    items.sort(key=lambda item: (item.get_closest_marker("slow") is None, _rank(item)))
 
 
-def _is_long(item: pytest.Item, name: str) -> bool:
-    return item.path.name == name and item.get_closest_marker("slow") is not None
+def _rank(item: pytest.Item) -> int:
+    return LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST)
 
 
 @pytest.fixture(autouse=True)

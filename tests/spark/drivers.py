@@ -181,6 +181,7 @@ class Drivers(KilledRuns):
             "all": self._kill_all,
         }
         if what in self.happens:
+            self.wait_for_all()  # one that is just being started, and finds that nobody answers, ends at once
             self.happens[what]()
         elif kind in kinds:
             kinds[kind](who, rng)
@@ -231,6 +232,10 @@ class Drivers(KilledRuns):
             self.kill(name)
         self.begin_all()
 
+    def wait_for_all(self) -> None:
+        for name in self.names:
+            self.wait_until(partial(self._is_present, name), f"waited for {name} to be there")
+
     def _is_present(self, name: str) -> bool:
         """As the process that it is now."""
         status, process = self.status(), self.processes[name].pid
@@ -256,8 +261,7 @@ class Drivers(KilledRuns):
 
     def stop_each(self) -> None:
         """By a signal to each of them at once, as when a machine is shut down: nobody is left to leave it to."""
-        for name in self.names:  # one that is started again may still be starting, and would say so
-            self.wait_until(partial(self._is_present, name), f"waited for {name} to be there")
+        self.wait_for_all()  # one that is started again may still be starting, and would say so
         for process in self.processes.values():
             process.terminate()
         self._await_ends()
