@@ -89,16 +89,17 @@ class RootOpening:
     def _clear_lost(self, generation: int) -> None:
         """Remove what there is by the number of a generation that was opened a moment ago, and has written nothing.
 
-        There is none, but where the log was put back from a backup: a generation that it has lost had this number. In
-        its folders Spark would go on as its logs say; and what is kept there stays as it is, whatever is kept anew.
+        There is none, but where somebody was killed who had brought files and not decided it; and where the log was put
+        back from a backup: a generation that it has lost had this number. In its folders Spark would go on as its logs
+        say; and what is kept there stays as it is, whatever is kept anew.
         """
         store, folder = self._root.store, RootPaths.generation(generation)
         lost = store.list(folder)
         if not lost:
             return
         _log.warning(
-            "%s has %d files of a generation that the decision log does not know, as when that was put back from a "
-            "backup: they are removed",
+            "%s has %d files of a generation that the decision log does not know, as when whoever brought them was "
+            "killed, or the log was put back from a backup: they are removed",
             store.location(folder),
             len(lost),
         )
