@@ -84,7 +84,8 @@ def test_the_checkpoint_that_somebody_waits_for_is_cancelled_and_the_run_goes_on
         browser.size(1280)
         open_page(browser, client, "/actions")
         browser.see("window.isTheSame = true")
-        assert browser.see("document.querySelector('[data-action=cancel]').disabled")
+        # It may be drawn before it is known that the run lives.
+        browser.wait("document.querySelector('[data-action=cancel]')?.disabled === true")
         run.hold_up()
         browser.click("[data-action=checkpoint]")
         browser.wait("document.activeElement.name === 'token'")
