@@ -1,4 +1,4 @@
-"""How long the dashboard takes to answer on a root with a long past, request by request."""
+"""How long the dashboard takes to answer on a root with a long past, request by request; whether its page pauses."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote, urlsplit
 
+from benchmarks.dashboard_page import NOTES as PAGE_NOTES
+from benchmarks.dashboard_page import page_cases
 from benchmarks.dashboard_root import LongPast
 from benchmarks.measure import Benchmark, Case, Derived, Target, WrongWork
 from tidegate.protocol.names import checkpoint_name
@@ -25,14 +27,15 @@ from tidegate.storage.lock import RootLock
 _ATTEMPTS: Final = 10_000
 _REQUESTS: Final = 100
 _TARGET: Final = Target(at_most=100.0)
-_CLOCK: Final = "wall clock of the client, the 95th percentile of 100 requests"
+_CLOCK: Final = "GET: wall clock of the client, the 95th percentile of 100 requests; page: CPU time of the page's thread"
 
-_NOTES: Final = """\
-A root in a folder, made by hand: 12 stages, 3 Delta tables, 100 checkpoints retained, a history of so many attempts, of
+_NOTES: Final = f"""\
+GET: a root in a folder, made by hand: 12 stages, 3 Delta tables, 100 checkpoints retained, a history of so many attempts, of
   which every 25th was aborted. A run is played beside: it holds the root, and says something new every second.
 The dashboard is a process of its own, as `tidegate dashboard` starts it. One client asks for one thing after the other
   over one connection of loopback; which checkpoint, page or pair is chosen by chance, from all of the past. Before it
-  is measured, each is asked for once: what was never read has to be."""
+  is measured, each is asked for once: what was never read has to be.
+{PAGE_NOTES}"""
 
 
 class _Served:
@@ -70,6 +73,10 @@ class _Served:
         with RootLock(self.past.root / "lock"):
             while not self._stop.wait(1.0):
                 self.past.write_status()
+
+    def reconnect(self) -> None:
+        """A connection that was idle for long is closed by the server."""
+        self._connection.close()
 
     def get(self, path: str) -> bytes:
         self._connection.request("GET", path)
@@ -129,6 +136,7 @@ def _cases(scale: float) -> Sequence[Case | Derived]:
 
     def p95(path: Callable[[], str]) -> Callable[[], float]:
         def measure() -> float:
+            served().reconnect()
             served().get(path())
             took: list[float] = []
             for _ in range(requests):
@@ -141,11 +149,13 @@ def _cases(scale: float) -> Sequence[Case | Derived]:
         return measure
 
     def deep() -> float:
+        served().reconnect()
         suffix = events_before()
         return p95(lambda: f"{served().one}/history?limit=50{suffix}")()
 
     cases = [Case(f"GET {what}", {"attempts": attempts}, "ms", p95(path), _TARGET) for what, path in routes.items()]
-    return [*cases, Case("GET history, deep", {"attempts": attempts}, "ms", deep, _TARGET)]
+    cases.append(Case("GET history, deep", {"attempts": attempts}, "ms", deep, _TARGET))
+    return [*cases, *page_cases(scale)]
 
 
-BENCHMARK: Final = Benchmark("what the dashboard takes to answer", _NOTES, 3, _cases, _CLOCK)
+BENCHMARK: Final = Benchmark("what the dashboard takes to answer, and whether its page pauses", _NOTES, 3, _cases, _CLOCK)

@@ -16,6 +16,7 @@ from benchmarks.__main__ import BENCHMARKS, main
 from benchmarks.bucket_runs import Kind, Measured, purposes_of
 from benchmarks.measure import Benchmark, Case, Derived, Target, WrongWork, measure_rounds, summarize
 from benchmarks.unaligned_runs import Behind
+from tests.dashboard.browser import find_chromium
 
 ROOT = Path(__file__).parent.parent
 TINY = ("--rounds", "1", "--scale", "0.01")
@@ -131,16 +132,22 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 
 
 @pytest.mark.slow
-def test_the_dashboard_is_measured_route_by_route() -> None:
+def test_the_dashboard_is_measured_route_by_route_and_page_by_page() -> None:
     ran = run("dashboard", *TINY, "--json")
     assert ran.returncode == 0, ran.stderr
     results = parse(ran.stdout)
-    assert len(results) == 16
-    for result in results:
-        assert result["name"].startswith("GET ")
-        assert (result["unit"], result["target"]) == ("ms", {"at_most": 100.0})
+    routes = [each for each in results if each["name"].startswith("GET ")]
+    pages = [each for each in results if each["name"].startswith("page ")]
+    assert (len(routes), len(pages)) == (16, 11 if find_chromium() else 0)
+    assert len(results) == len(routes) + len(pages)
+    assert {each["unit"] for each in results} == {"ms"}
+    assert all(each["median"] > 0 for each in results)
+    for result in routes:
+        assert result["target"] == {"at_most": 100.0}
         assert result["parameters"] == {"attempts": 100}
-        assert result["median"] > 0
+    for result in pages:
+        assert result["target"] == {"at_most": 50.0}
+        assert result["parameters"] == {"checkpoints": 20}
 
 
 @pytest.mark.slow

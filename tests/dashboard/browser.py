@@ -15,7 +15,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -30,6 +31,7 @@ a, b = os.dup2(a, 100), os.dup2(b, 101)
 os.dup2(a, 3); os.dup2(b, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
+_TASKS: Final = "disabled-by-default-devtools.timeline"
 _KEYS: Final = {
     "Tab": ("Tab", 9, ""),
     "Enter": ("Enter", 13, "\r"),
@@ -76,6 +78,8 @@ class Browser:
         self._is_over = False
         self.errors: list[str] = []
         self.requests: list[str] = []
+        self._traced: list[dict[str, Any]] = []
+        self._is_traced = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self._session: str | None = None
@@ -153,6 +157,10 @@ class Browser:
                 self.errors.append(f"{params['entry']['text']} {params['entry'].get('url', '')}")
             case "Network.requestWillBeSent":
                 self.requests.append(params["request"]["url"])
+            case "Tracing.dataCollected":
+                self._traced += params["value"]
+            case "Tracing.tracingComplete":
+                self._is_traced.set()
 
     # -- looking ------------------------------------------------------------------------------------
 
@@ -179,6 +187,23 @@ class Browser:
 
     def wait_text(self, text: str, selector: str = "body") -> None:
         self.wait(f"(document.querySelector({json.dumps(selector)})?.innerText ?? '').includes({json.dumps(text)})")
+
+    @contextmanager
+    def tasks_ms(self) -> Iterator[list[float]]:
+        """What the page's own thread does meanwhile: the time that it has worked on each task, when it is over. Nothing
+        that is done by a user comes in between: a task that is over 50 ms lets them wait."""
+        found: list[float] = []
+        self._traced.clear()
+        self._is_traced.clear()
+        self.call("Tracing.start", transferMode="ReportEvents", traceConfig={"includedCategories": [_TASKS]})
+        yield found
+        self.call("Tracing.end")
+        if not self._is_traced.wait(_SECONDS):
+            raise PageError("Chromium does not say what it has done")
+        names = [each for each in self._traced if each["name"] == "thread_name"]
+        own = {(each["pid"], each["tid"]) for each in names if each["args"]["name"] == "CrRendererMain"}
+        tasks = [each for each in self._traced if each["name"] == "RunTask" and (each["pid"], each["tid"]) in own]
+        found += [each["tdur"] / 1000 for each in tasks if "tdur" in each]
 
     # -- doing --------------------------------------------------------------------------------------
 

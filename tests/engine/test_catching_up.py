@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
 from tidegate.engine.catching_up import Missed, why_started
 from tidegate.engine.chronicle import ended
+from tidegate.engine.control import Remote
 from tidegate.engine.events import CheckpointEnded
 from tidegate.engine.history import Past, Recorder, record
 from tidegate.engine.status import CheckpointState, CheckpointStatus, RunState, RunStatus, StagePart, StartingStep
+from tidegate.engine.status_files import StatusFiles, last_words, read_status
 from tidegate.protocol.decision_log import CheckpointCompleted, DecisionLog
 from tidegate.storage.decisions import StoredDecisions
+from tidegate.storage.folder import Folder
+from tidegate.storage.lock import RootLock
 from tidegate.storage.memory import Memory
+from tidegate.storage.paths import RootPaths
 
 AT = "2030-01-01T10:00:00.000+00:00"
 
@@ -110,6 +117,47 @@ def test_what_is_in_the_history_is_not_told_again() -> None:
     recorder.close()
     assert missed(files, earlier, decided(1, 2), 3) == {}
     assert len(Past(files).everything()) == 3, "each once, by its last word"
+
+
+@pytest.mark.parametrize("at", ["2020-01-01T10:00:00.000+00:00", "2040-01-01T10:00:00.000+00:00"])
+def test_what_is_told_of_one_later_counts_whatever_the_clocks_said(at: str) -> None:
+    files = Memory()
+    record(files, msgspec.structs.replace(ended(checkpoint(2, "committing")), at=at))
+    recorder = Recorder(files)
+    recorder.begin(Missed(files, status(checkpoint(2, "committing")), decided(2), 2))
+    recorder.close()
+    for _ in range(2):
+        (event,) = Past(files).everything()
+        assert isinstance(event, CheckpointEnded)
+        assert event.checkpoint.state == "complete"
+        assert (found := Past(files).checkpoint("ckpt-000002")) is not None
+        assert found.checkpoint.state == "complete"
+        recorder.compact()
+
+
+def test_what_is_decided_is_told_though_nobody_has_said_anything_of_it() -> None:
+    assert {name: each.state for name, each in missed(Memory(), None, decided(2), 2).items()} == {
+        "ckpt-000002": "complete"
+    }
+
+
+def test_a_run_that_fails_to_start_takes_nothing_away_from_the_one_that_was_killed(tmp_path: Path) -> None:
+    files = Folder(tmp_path / "root", fsync=False)
+    killed = status(checkpoint(2, "committing"), in_progress=(checkpoint(3, "preparing"),))
+    with RootLock(tmp_path / "lock") as lock:
+        StatusFiles(files, lock).write(killed)
+        for _ in range(2):  # once, and again on top of that
+            assert last_words(files) == killed
+            earlier = last_words(files)
+            with pytest.raises(ValueError, match="no Java"), Remote(files, "orders", lock, earlier=earlier):
+                raise ValueError("no Java")
+            told = read_status(files)
+            assert told is not None
+            assert (told.state, told.why, told.generation) == ("failed", "no Java", None)
+        started = msgspec.structs.replace(status(), pid=4712, generation=5)
+        StatusFiles(files, lock, killed).write(started)
+        assert last_words(files) == started, "what was before that is in the history by now"
+        assert b"4711" not in (files.read(RootPaths.STATUS) or b"")
 
 
 def test_marks_of_the_run_itself_are_its_own() -> None:

@@ -96,7 +96,7 @@ def test_a_source_that_is_late() -> None:
     stages = {**SHORT, "payments": done(2_000), "join": done(10, 2_003, after="payments", aligned_ms=2_010)}
     stages["revenue"] = done(2_020, after="join")
     status = checkpoint(stages, prepared_ms=2_050, decided_ms=2_060, shown_ms=2_100)
-    assert said(status) == "2.0 s of 2.1 s: waiting for the barrier of payments"
+    assert said(status) == "2.0 s of 2.1 s: waiting for a barrier to reach payments"
 
 
 def test_an_instance_that_says_nothing() -> None:
@@ -133,10 +133,8 @@ def test_one_that_is_under_way_waits_for_whom_the_others_wait_for() -> None:
 
 def test_one_that_waits_for_a_barrier() -> None:
     stages = {"orders": StagePart(progress="waiting"), "join": StagePart(progress="waiting")}
-    assert (
-        said(checkpoint(stages, state="preparing", duration_ms=900))
-        == "895 ms of 900 ms: waiting for the barrier of orders"
-    )
+    status = checkpoint(stages, state="preparing", duration_ms=900)
+    assert said(status) == "895 ms of 900 ms: waiting for a barrier to reach orders"
     stages = {
         "orders": done(1),
         "join": StagePart(progress="aligning", waits_for=("payments",), barrier_ms=3, alignment_ms=892),
@@ -154,6 +152,36 @@ def test_one_that_was_cut_unaligned() -> None:
     )
     status = checkpoint({"join": recording}, state="preparing", duration_ms=4_000)
     assert said(status) == "4.0 s of 4.0 s: join waiting for the late barrier of payments"
+
+
+def test_one_that_was_cut_at_once_and_recorded_until_a_late_barrier() -> None:
+    join = done(1, 0, 30_000, after="payments", aligned_ms=29_950)
+    join = msgspec.structs.replace(join, cut_because="always", snapshot_ms=40)
+    early = {"orders": done(1), "payments": done(2), "join": join}
+    ends = {"prepared_ms": 30_010, "decided_ms": 30_020, "shown_ms": 30_030}
+    assert said(checkpoint(early, **ends)) == "29.9 s of 30.0 s: join waiting for the late barrier of payments"
+    # Whoever sent it late is walked on to.
+    late = {**early, "payments": done(29_900)}
+    assert said(checkpoint(late, **ends)) == "29.9 s of 30.0 s: waiting for a barrier to reach payments"
+    assert [(step.phase, step.of) for step in critical_path(checkpoint(late, **ends))] == [
+        ("beginning", None),
+        ("waiting", "payments"),
+        ("recording", "join"),
+        ("storing", "join"),
+        ("quorum", None),
+        ("deciding", None),
+        ("committing", None),
+    ]
+    # A snapshot that took longer than that is what was waited for.
+    slow = {**early, "join": msgspec.structs.replace(join, snapshot_ms=29_980)}
+    assert said(checkpoint(slow, **ends)) == "30.0 s of 30.0 s: storing the snapshot of join"
+
+
+def test_one_that_was_cut_with_the_barrier_of_its_only_input_waited_for_that() -> None:
+    passed_on = msgspec.structs.replace(done(1_010, after="orders"), cut_because="upstream")
+    stages = {"orders": done(1_000), "priced": passed_on}
+    status = checkpoint(stages, prepared_ms=1_030, decided_ms=1_040, shown_ms=1_050)
+    assert said(status) == "1.0 s of 1.1 s: waiting for a barrier to reach orders"
 
 
 def test_what_only_its_manifest_tells_of() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -171,6 +171,22 @@ class TestRecorder:
         recorder.close()
         assert names(Past(files).everything()) == ["ckpt-000009"]
         assert "no list" in caplog.text
+
+    def test_a_look_back_that_failed_is_tried_again(self, files: Files, caplog: pytest.LogCaptureFixture) -> None:
+        answers = [StoreUnavailable("no list"), StoreUnavailable("no list"), None]
+
+        def fails_at_first() -> Iterator[AnyEvent]:
+            yield ended(4)
+            if (error := answers.pop(0)) is not None:
+                raise error
+            yield ended(5)
+
+        recorder = Recorder(files, every_s=0.01)
+        recorder.begin(fails_at_first)
+        waited(lambda: not answers)
+        recorder.close()
+        assert names(Past(files).everything()) == ["ckpt-000005", "ckpt-000004"]
+        assert caplog.text.count("no list") == 1, "it is told once"
 
     def test_it_is_bounded_by_count(self, files: Files) -> None:
         recorder = Recorder(files, Bounds(age_ms=10**13, count=40), every_s=3600)

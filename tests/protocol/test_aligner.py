@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import msgspec
 import pytest
 
 from tests.protocol.unchanged import unchanged
@@ -11,6 +14,7 @@ from tidegate.protocol.aligner import (
     AlignmentEvent,
     AlignmentPhase,
     AlignmentProgress,
+    Arrival,
     Captured,
     Close,
     Cut,
@@ -50,6 +54,7 @@ class Stage:
         self.now_ms = 1_000
         self.batch = -1
         self.released = dict.fromkeys(inputs, 0)
+        self.arrivals: dict[int, Arrival | None] = {}
 
     def segments(self, name: str, count: int = 1, size_bytes: int = 10) -> list[Action]:
         actions: list[Action] = []
@@ -59,18 +64,24 @@ class Stage:
         return actions
 
     def barrier(self, name: str, checkpoint_id: int, flags: int = 0) -> list[Action]:
-        return self.aligner.on_barrier(name, Barrier(checkpoint_id, checkpoint_id, flags), self.now_ms)
+        return self._done(self.aligner.on_barrier(name, Barrier(checkpoint_id, checkpoint_id, flags), self.now_ms))
 
     def inject(self, checkpoint_id: int, flags: int = 0) -> list[Action]:
-        return self.aligner.on_injected(Barrier(checkpoint_id, checkpoint_id, flags), self.now_ms)
+        return self._done(self.aligner.on_injected(Barrier(checkpoint_id, checkpoint_id, flags), self.now_ms))
 
     def commit(self, **positions: int) -> list[Action]:
         self.batch += 1
-        return self.aligner.on_committed(self.batch, positions, self.now_ms)
+        return self._done(self.aligner.on_committed(self.batch, positions, self.now_ms))
 
     def wait(self, ms: int) -> list[Action]:
         self.now_ms += ms
-        return self.aligner.on_time(self.now_ms)
+        return self._done(self.aligner.on_time(self.now_ms))
+
+    def _done(self, actions: Iterable[Action]) -> list[Action]:
+        """How barriers came is kept aside: few tests are about that."""
+        done = list(actions)
+        self.arrivals.update((each.checkpoint_id, each.arrival) for each in captured(done))
+        return [msgspec.structs.replace(each, arrival=None) if isinstance(each, Captured) else each for each in done]
 
     def cancel(self, checkpoint_id: int) -> list[Action]:
         return self.aligner.on_cancelled(Barrier(checkpoint_id, checkpoint_id))
@@ -631,6 +642,23 @@ class TestInFlight:
         stage.segments("c", 2)
         assert stage.barrier("c", 1) == [Captured(1, (InFlight("b", 0, 1, 10), InFlight("c", 0, 2, 20)))]
 
+    def test_it_is_told_how_late_the_last_barrier_was_and_in_which_input(self) -> None:
+        stage = Stage("a", "b", "c", unaligned="always")
+        stage.segments("b", 2)
+        stage.barrier("a", 1)
+        stage.now_ms += 40
+        stage.barrier("b", 1)
+        stage.now_ms += 60
+        stage.barrier("a", 2)  # another one that is recorded meanwhile
+        stage.barrier("c", 1)
+        stage.now_ms += 5
+        stage.barrier("b", 2)
+        stage.barrier("c", 2)
+        assert stage.arrivals == {1: Arrival("c", 100, 2), 2: Arrival("c", 5, 2)}
+        source = Stage(unaligned="always")
+        source.inject(1)
+        assert source.arrivals == {1: None}
+
     def test_a_late_input_that_delivered_nothing_has_nothing_in_flight(self) -> None:
         stage = Stage("a", "b", unaligned="always")
         stage.segments("b", 2)
@@ -882,7 +910,7 @@ class TestARestoredStage:
         aligner.on_segment("a", 12, 6)
         aligner.on_barrier("a", Barrier(8, 8), 0)
         aligner.on_barrier("b", Barrier(8, 8), 0)
-        assert captured(aligner.on_time(100)) == [Captured(8, (InFlight("a", 10, 12, 11),))]
+        assert captured(aligner.on_time(100)) == [Captured(8, (InFlight("a", 10, 12, 11),), Arrival("b", 0, 2))]
 
     def test_a_position_of_an_unknown_input_is_refused(self) -> None:
         with pytest.raises(UnknownInput, match="no input 'b'"):

@@ -105,6 +105,15 @@ def test_compacting_makes_few_pages_and_loses_nothing(files: Files) -> None:
     assert store.pages() == before, "there is nothing more to do"
 
 
+def test_of_one_event_the_later_word_is_kept_whichever_page_it_is_in(files: Files) -> None:
+    store = StoredHistory(files)
+    later = Event(event(7).id, T0 + 60_000, event(7).data.replace(b"08:00:07", b"08:01:00"))
+    store.write_whole([later, event(1)])  # so the page begins earlier
+    store.write_whole([event(7), event(8)])
+    store.compact(oldest_ms=0, most_events=1000)
+    assert ids(store) == ["e00001", "e00008", "e00007"]
+
+
 def test_a_merged_page_is_bounded(files: Files) -> None:
     store = StoredHistory(files)
     for number in range(0, 60, 2):

@@ -30,6 +30,8 @@ def spans_of(checkpoint: CheckpointStatus) -> tuple[Span, ...]:
 def _of_stage(name: str, part: StagePart, begun_ms: int, until_ms: int | None) -> Iterator[Span]:
     """`until_ms`: when the checkpoint had ended, or now."""
     if part.barrier_ms is None:
+        if part.progress == "waiting":
+            yield from _span(name, "waiting", begun_ms, until_ms)
         return
     barrier = begun_ms + part.barrier_ms
     yield from _span(name, "waiting", begun_ms, barrier)
@@ -45,7 +47,8 @@ def _of_stage(name: str, part: StagePart, begun_ms: int, until_ms: int | None) -
         yield from _span(name, part.progress, cut, until_ms)
     stored_ms = part.snapshot_ms if part.stored_ms is None else part.stored_ms
     if stored_ms is not None:
-        yield from _span(name, "storing", cut, cut + stored_ms)
+        yield from _span(name, "recording", cut, cut + part.recorded_ms)
+        yield from _span(name, "storing", cut + part.recorded_ms, cut + stored_ms)
 
 
 def _of_all(checkpoint: CheckpointStatus, stored_ms: int | None) -> Iterator[Span]:

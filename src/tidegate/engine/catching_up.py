@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
@@ -61,15 +61,18 @@ class Missed:
     def __call__(self) -> Iterator[AnyEvent]:
         told = self._told()
         marked = {int(name.rpartition("/")[2]) for name in self._files.list(RootPaths.IDS)}
-        candidates = told.keys() | {each for each in marked if self._first <= each <= self._largest}
+        marked = {each for each in marked if self._first <= each <= self._largest}
+        candidates = told.keys() | marked | self._decided.keys()
         if not candidates:
             return
-        known = self._known()
+        noted = self._noted()
         for checkpoint_id in sorted(candidates):
-            if checkpoint_name(checkpoint_id) not in known:
-                event = self._event(checkpoint_id, told.get(checkpoint_id))
-                if event is not None:
-                    yield event
+            before = noted.get(checkpoint_name(checkpoint_id))
+            if before is not None and before.checkpoint.state in ("complete", "aborted"):
+                continue  # there is nothing more to say
+            event = self._event(checkpoint_id, told.get(checkpoint_id))
+            if event is not None:
+                yield event if before is None else msgspec.structs.replace(event, at=_after(before))
 
     def _told(self) -> dict[int, CheckpointStatus]:
         if self._earlier is None:
@@ -77,11 +80,10 @@ class Missed:
         found = (*self._earlier.checkpoints, *self._earlier.in_progress)
         return {number: each for each in found if (number := checkpoint_id_of(each.checkpoint)) is not None}
 
-    def _known(self) -> set[str]:
-        """Those that are in the history, and about which there is nothing more to say."""
+    def _noted(self) -> dict[str, CheckpointEnded]:
+        """What the history has of the last ones."""
         events, _ = Past(self._files).newest(4 * _LOOKS_BACK, kinds=(CheckpointEnded,))
-        statuses = [each.checkpoint for each in events if isinstance(each, CheckpointEnded)]
-        return {each.checkpoint for each in statuses if each.state in ("complete", "aborted")}
+        return {each.checkpoint.checkpoint: each for each in events if isinstance(each, CheckpointEnded)}
 
     def _event(self, checkpoint_id: int, told: CheckpointStatus | None) -> CheckpointEnded | None:
         record = self._decided.get(checkpoint_id)
@@ -132,6 +134,11 @@ class Missed:
             epoch=checkpoint_id + ahead,
             why="whoever had begun it was killed; nothing more is known of it",
         )
+
+
+def _after(before: CheckpointEnded) -> str:
+    """The later word counts, whatever the clocks of those say who have noted one: at once, but behind that one."""
+    return as_moment(max(datetime.now(UTC), datetime.fromisoformat(before.at) + timedelta(milliseconds=1)))
 
 
 def _doing(status: CheckpointStatus) -> str:

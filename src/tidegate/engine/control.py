@@ -88,11 +88,12 @@ class Remote:
         transfers: Transfers | None = None,
         on_status: Callable[[RunStatus | None], None] | None = None,
         speaks: bool = True,
+        earlier: RunStatus | None = None,
     ) -> None:
         """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: one that is
         worked at otherwise than on a thread of its own. `transfers`: those between the root and this machine.
         `on_status` is called with all that the run says, and with None when another process speaks for it. `speaks`:
-        not from the beginning, where another process may do so."""
+        not from the beginning, where another process may do so. `earlier`: what the run before said last."""
         self._on_status = on_status or _ignore_status
         self._speaks = speaks
         self._transfers = Transfers() if transfers is None else transfers
@@ -100,7 +101,7 @@ class Remote:
         self._observer = Observer(pipeline, clock)
         self._on_stop = on_stop or _ignore
         self._lock = lock
-        self._desk = (desk or partial(Desk, pace=pace or Pace(), transfers=self._transfers))(
+        self._desk = (desk or partial(Desk, pace=pace or Pace(), transfers=self._transfers, earlier=earlier))(
             files, lock, self._on_stop, clock
         )
         self._desk.speaks = speaks
@@ -280,6 +281,7 @@ class Desk:
         clock: Clock,
         pace: Pace | None = None,
         transfers: Transfers | None = None,
+        earlier: RunStatus | None = None,
     ) -> None:
         self._transfers = Transfers() if transfers is None else transfers
         self._pace = Pace() if pace is None else pace
@@ -287,7 +289,7 @@ class Desk:
         self._lock = lock
         self._on_stop = on_stop
         self._clock = clock
-        self._status_files = StatusFiles(files, lock)
+        self._status_files = StatusFiles(files, lock, earlier)
         self._said: RunStatus | None = None
         self._is_urgent = False
         self._written: RunStatus | None = None

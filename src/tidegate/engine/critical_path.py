@@ -72,7 +72,7 @@ def in_words(step: PathStep, sinks: Collection[str] = ()) -> str:
     instance = "an instance" if step.of is None else f"instance {step.of}"
     words: dict[PathPhase, str] = {
         "beginning": "marking its number in the root",
-        "waiting": f"waiting for the barrier of {step.of}",
+        "waiting": f"waiting for a barrier to reach {stage}",
         "aligning": f"{stage} {aligning}",
         "catching_up": f"{stage} working off {count}",
         "recording": f"{stage} waiting for the late barrier of {step.waits_for}",
@@ -176,17 +176,31 @@ class _Walk:
         if part.progress == "recording":
             self._back_to(self._cut_ms(part), "recording", stage, ", ".join(part.waits_for) or None)
         elif part.progress not in ("aligning", "catching_up"):
-            self._back_to(self._cut_ms(part), "storing", stage)
+            self._back_to(self._cut_ms(part) + part.recorded_ms, "storing", stage)
+            stage = self._past_late_barriers(stage)
         while stage not in seen:
             seen.add(stage)
             part = stages[stage]
             sender = part.last_barrier_from
-            if part.cut_because not in (None, "aligned") or part.aligned_ms is None or sender not in stages:
+            if part.aligned_ms is None or self._was_cut_before_all_came(part) or sender not in stages:
                 break
             self._back_to(self._begun_ms + part.aligned_ms, "catching_up", stage, segments=part.caught_up_segments)
             self._back_to(self._cut_ms(stages[sender]), "aligning", stage, sender)
             stage = sender
         self._to_its_barrier(stage)
+
+    def _past_late_barriers(self, stage: str) -> str:
+        """Where it waited for the last of them: the stage to go on from, which is who sent it, if it was cut later."""
+        stages = self._status.stages
+        part, sender = stages[stage], stages[stage].last_barrier_from
+        if not part.recorded_ms or sender not in stages:
+            return stage
+        cut_ms, sent_ms = self._cut_ms(part), self._cut_ms(stages[sender])
+        self._back_to(max(cut_ms, sent_ms), "recording", stage, sender)
+        return sender if sent_ms > cut_ms else stage
+
+    def _was_cut_before_all_came(self, part: StagePart) -> bool:
+        return part.alignment_ms is not None and self._begun_ms + (part.aligned_ms or 0) > self._cut_ms(part)
 
     def _to_its_barrier(self, stage: str) -> None:
         """Of a source, of one that was cut before all barriers were there, or of which nobody tells how they came."""

@@ -97,6 +97,7 @@ class Recorder:
         """Pages whose events are in whole ones by now."""
         self._is_dirty = False
         self._is_failing = False
+        self._is_behind = False
         self._is_silent = False
         self._full_pages = 0
         self._compacted_ms: int | None = None
@@ -139,7 +140,7 @@ class Recorder:
     def _work(self) -> None:
         while True:
             goes_on = self._waited()
-            self._guarded(self._catch_up)
+            self._is_behind = self._guarded(self._catch_up, is_told=not self._is_behind) is not None
             self._flush_or_tell()
             if not goes_on:
                 return
@@ -149,7 +150,13 @@ class Recorder:
     def _catch_up(self) -> None:
         with suppress(Empty):
             while True:
-                self._take(self._missed.get_nowait()())
+                catch_up = self._missed.get_nowait()
+                try:
+                    found = list(catch_up())
+                except StoreUnavailable:
+                    self._missed.put(catch_up)
+                    raise
+                self._take(found)
 
     def _waited(self) -> bool:
         """Until there is something to write. False: for the last time."""
@@ -308,7 +315,8 @@ class Past:
     def _checkpoint(self, name: str, since_ms: int) -> CheckpointEnded | None:
         found: CheckpointEnded | None = None
         for page in self._pages():  # in order: it is soon after it was triggered
-            if page.last_ms is not None and (page.last_ms < since_ms or found is not None):
+            is_over = found is not None and found.checkpoint.state in ("complete", "aborted")
+            if page.last_ms is not None and (page.last_ms < since_ms or is_over):
                 continue  # only one that is added to may have a later word of it
             for each in self._events_in([page])[page]:
                 if isinstance(each.event, CheckpointEnded) and each.event.checkpoint.checkpoint == name:

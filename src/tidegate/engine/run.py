@@ -44,7 +44,7 @@ from tidegate.engine.rereading import Rereading
 from tidegate.engine.root import Root
 from tidegate.engine.rounds import Rounds
 from tidegate.engine.status import RunStatus, StartingStep, StepName, StoppingStep, now
-from tidegate.engine.status_files import read_status
+from tidegate.engine.status_files import last_words
 from tidegate.engine.stopping import Stop, stopping_by
 from tidegate.engine.up_to import Target
 from tidegate.engine.watching.watchers import watching
@@ -164,6 +164,7 @@ def run_pipeline(
                 transfers=place.transfers,
                 on_status=watchers.on_status,
                 speaks=settings.instance is None,
+                earlier=earlier,
             ) as remote,
         ):
             records.remote = remote
@@ -200,7 +201,7 @@ def run_pipeline(
 def _last_words(place: Place) -> RunStatus | None:
     """What the run before said last. That it cannot be read now stops nobody."""
     with suppress(TidegateError, OSError):
-        return read_status(place.files)
+        return last_words(place.files)
     return None
 
 

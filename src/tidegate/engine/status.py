@@ -153,8 +153,9 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
     aligned_ms: Annotated[
         int | None,
         Meta(
-            description="when the last barrier arrived, counted as `barrier_ms`: from then until the cut it caught up; "
-            "null: it is a source, or was cut before"
+            description="when the last barrier arrived, counted as `barrier_ms`: from then until the cut it caught up, "
+            "or, where it was cut before, from the cut until then it recorded what was in flight; null: it is a source, "
+            "or barriers are late"
         ),
     ] = None
     caught_up_segments: Annotated[
@@ -190,6 +191,15 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
     watermark_ms: Annotated[
         int | None, Meta(description="its watermark there, in ms since 1970; null: it has none, or none yet")
     ] = None
+
+    @property
+    def recorded_ms(self) -> int:
+        """How long after its cut it waited for late barriers, with all else stored; 0: there were none, or its snapshot
+        took longer."""
+        if self.aligned_ms is None or self.barrier_ms is None or self.alignment_ms is None:
+            return 0
+        late_ms = self.aligned_ms - self.barrier_ms - self.alignment_ms
+        return late_ms if late_ms > (self.snapshot_ms or 0) else 0
 
     @property
     def told(self) -> str:

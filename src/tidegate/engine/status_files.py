@@ -5,6 +5,9 @@
 
 In a bucket it is in neither, but in the lease, which is written anew all the time in any case.
 
+Until a run has opened a generation, what it says carries what the run before said last: one that fails to start, or is
+killed at it, takes nothing away from the history of that one (`last_words`).
+
 Importing this brings no PySpark.
 """
 
@@ -41,6 +44,24 @@ def read_status(files: Files) -> RunStatus | None:
     found = [_status_in(_read(files, name)) for name in (RootPaths.STATUS_RESERVE, RootPaths.STATUS)]
     said = [status for status in found if status is not None]
     return max(said, key=lambda status: datetime.fromisoformat(status.updated_at), default=None)
+
+
+def last_words(files: Files) -> RunStatus | None:
+    """What the last run said last that had opened a generation; of one that had not, if there was none before it."""
+    said = read_status(files)
+    if said is None or said.generation is not None:
+        return said
+    with suppress(ValueError, msgspec.MsgspecError):
+        data = _carried(files) or _read(files, RootPaths.STATUS)
+        earlier = None if data is None else msgspec.json.decode(data, type=_Starting).earlier
+        return said if earlier is None else earlier
+    return said
+
+
+class _Starting(msgspec.Struct, frozen=True):
+    """What is written beside the status of a run that has not opened a generation yet."""
+
+    earlier: RunStatus | None = None
 
 
 def _carried(files: Files) -> bytes | None:
@@ -82,7 +103,9 @@ def last_word(files: Files) -> datetime | None:
 class StatusFiles:
     """Of one run. No failure of these is one of the run's."""
 
-    def __init__(self, files: Files, lock: RootLock) -> None:
+    def __init__(self, files: Files, lock: RootLock, earlier: RunStatus | None = None) -> None:
+        """`earlier`: what the run before said last."""
+        self._earlier = earlier
         self._files = files
         self._lock = lock
         self._is_written = True
@@ -102,15 +125,20 @@ class StatusFiles:
 
     def write(self, status: RunStatus, *, at_once: bool = False) -> None:
         if self._lock.carries_words:
-            self._lock.say(msgspec.json.encode(status), at_once=at_once)
+            self._lock.say(self._encoded(status), at_once=at_once)
             return
         if self.is_of_another_run(status.generation):
             return
         try:
-            self._files.write(RootPaths.STATUS, msgspec.json.encode(status))
+            self._files.write(RootPaths.STATUS, self._encoded(status))
             self._is_written = True
         except StoreUnavailable as error:
             self._write_in_short(status, error)
+
+    def _encoded(self, status: RunStatus) -> bytes:
+        if self._earlier is None or status.generation is not None:
+            return msgspec.json.encode(status)
+        return msgspec.json.encode({**msgspec.to_builtins(status), "earlier": self._earlier})
 
     def is_of_another_run(self, generation: int | None) -> bool:
         """Whether another run took over from the one of this generation: then what that one says counts."""

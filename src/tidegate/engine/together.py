@@ -35,7 +35,7 @@ from tidegate.engine.part import Part
 from tidegate.engine.requests import StopRun
 from tidegate.engine.run import FINAL, Run
 from tidegate.engine.status import now
-from tidegate.engine.status_files import read_status
+from tidegate.engine.status_files import last_words
 from tidegate.errors import (
     CheckpointsFailed,
     CoordinationUnavailable,
@@ -303,7 +303,7 @@ class RunTogether(Run):
             return
         self._led_last = True
         with suppress(TidegateError, OSError):
-            found, own = read_status(self._root.store), self._remote.status
+            found, own = last_words(self._root.store), self._remote.status
             if found is not None and (found.pid, found.started_at) != (own.pid, own.started_at):
                 self.earlier = found
         if self._followed:

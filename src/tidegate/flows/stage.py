@@ -92,9 +92,9 @@ class _Part:
 
     __slots__ = ("arrival", "captured", "cut", "cut_ms", "is_finishing", "standing", "stored")
 
-    def __init__(self, cut: Cut, arrival: Arrival | None, standing: Standing, cut_ms: int) -> None:
+    def __init__(self, cut: Cut, standing: Standing, cut_ms: int) -> None:
         self.cut = cut
-        self.arrival = arrival
+        self.arrival: Arrival | None = None
         self.standing = standing
         self.cut_ms = cut_ms
         self.captured: tuple[InFlight, ...] | None = None
@@ -176,7 +176,8 @@ class StageCheckpoints:
         return self._aligner.progress_of(checkpoint_id)
 
     def arrival_of(self, checkpoint_id: int) -> Arrival | None:
-        """How a checkpoint that is under way came here, once all barriers have; None before, and of a source."""
+        """How a checkpoint that is under way came here, once all barriers have, late ones too; None before, and of a
+        source."""
         part = self._parts.get(checkpoint_id)
         return self._aligner.arrival_of(checkpoint_id) if part is None else part.arrival
 
@@ -229,10 +230,10 @@ class StageCheckpoints:
                 case Cut():
                     self._query.append_barrier(action.barrier)
                     self._begin(action)
-                case Captured(checkpoint_id, in_flight):
+                case Captured(checkpoint_id, in_flight, arrival):
                     # Its snapshot may have failed while a late barrier was still on its way: then it was declined.
                     if (part := self._parts.get(checkpoint_id)) is not None:
-                        part.captured = in_flight
+                        part.captured, part.arrival = in_flight, arrival
                         self._finish_if_ready(part)
                 case Open(name):
                     self._query.on_open(name)
@@ -246,8 +247,7 @@ class StageCheckpoints:
                     self._query.on_keeps_aligning(checkpoint_id, inflight_bytes)
 
     def _begin(self, cut: Cut) -> None:
-        arrival = self._aligner.arrival_of(cut.barrier.checkpoint_id)
-        part = _Part(cut, arrival, self._query.standing(), self._host.now_ms)
+        part = _Part(cut, self._query.standing(), self._host.now_ms)
         self._parts[cut.barrier.checkpoint_id] = part
         self._to_store.append(part)
         if not self._is_storing:

@@ -127,11 +127,22 @@ class Cut(msgspec.Struct, frozen=True):
     over_bound: bool = False
 
 
+class Arrival(msgspec.Struct, frozen=True, gc=False):
+    """How a checkpoint came to a stage: in which input its last barrier was, how long after the first one, and how many
+    segments of what came before barriers were yet to be consumed then."""
+
+    last_input: str
+    after_ms: int
+    unconsumed: int
+
+
 class Captured(msgspec.Struct, frozen=True):
-    """All that was in flight at the cut is known: the stage may report once its snapshot is stored."""
+    """All that was in flight at the cut is known: the stage may report once its snapshot is stored. `arrival`: how its
+    barriers came, late ones too; None: of a source."""
 
     checkpoint_id: int
     in_flight: tuple[InFlight, ...]
+    arrival: Arrival | None = None
 
 
 class KeepsAligning(msgspec.Struct, frozen=True, gc=False):
@@ -152,15 +163,6 @@ class AlignmentProgress(msgspec.Struct, frozen=True):
     since_ms: int
     inflight_bytes: int
     over_bound: bool
-
-
-class Arrival(msgspec.Struct, frozen=True, gc=False):
-    """How a checkpoint came to a stage: in which input its last barrier was, how long after the first one, and how many
-    segments of what came before barriers were yet to be consumed then."""
-
-    last_input: str
-    after_ms: int
-    unconsumed: int
 
 
 class Abandoned(msgspec.Struct, frozen=True, gc=False):
@@ -266,7 +268,6 @@ class Aligner:
         self._recording: list[_Alignment] = []
         self._drained_by: int | None = None
         self._outgrew_bound = False
-        self._last_cut: _Alignment | None = None
 
     # -- what the stage may ask -------------------------------------------------------------------
 
@@ -305,11 +306,8 @@ class Aligner:
         )
 
     def arrival_of(self, checkpoint_id: int) -> Arrival | None:
-        """How a checkpoint that is under way here came, or the one that was cut last. None: barriers are late, or there
-        are no inputs."""
-        alignment, cut = self._active(checkpoint_id), self._last_cut
-        if alignment is None and cut is not None and cut.barrier.checkpoint_id == checkpoint_id:
-            alignment = cut
+        """How a checkpoint came that is being aligned. None: not all of its barriers have."""
+        alignment = self._active(checkpoint_id)
         return None if alignment is None else alignment.arrival
 
     # -- what happened ----------------------------------------------------------------------------
@@ -521,7 +519,7 @@ class Aligner:
         positions = {name: source.position for name, source in self._inputs.items()}
         alignment_ms = now_ms - alignment.started_ms
         actions: Actions = [Cut(barrier, self._batch, positions, cause, alignment_ms, alignment.said_over_bound)]
-        self._aligning, self._last_cut = None, alignment
+        self._aligning = None
         self._outgrew_bound = False
         for name, source in self._inputs.items():
             if source.unconsumed or name in alignment.missing:
@@ -565,4 +563,4 @@ class Aligner:
 
 def _captured(alignment: _Alignment) -> Captured:
     ranges = tuple(found for found in alignment.in_flight.values() if found.through > found.after)
-    return Captured(alignment.barrier.checkpoint_id, ranges)
+    return Captured(alignment.barrier.checkpoint_id, ranges, alignment.arrival)

@@ -154,8 +154,9 @@ class StoredHistory:
         # Who cannot be understood stays where it is until it is too old, for whoever wants to look at it.
         gone = [page for page in damaged if page.first_ms < oldest_ms]
         unique: dict[str, Event] = {}
-        for events in read.values():
-            unique.update((event.id, event) for event in events or () if event.at_ms >= oldest_ms)
+        for event in (each for events in read.values() for each in events or () if each.at_ms >= oldest_ms):
+            if event.id not in unique or unique[event.id].at_ms <= event.at_ms:  # the later word counts
+                unique[event.id] = event
         in_order = sorted(unique.values(), key=lambda event: event.at_ms)
         made = [self.write_whole(each) for each in parted(in_order, merged_events(most_events), MOST_MERGED_BYTES)]
         self.delete([*(page for page, events in read.items() if events is not None and page not in made), *gone])

@@ -28,6 +28,25 @@ def times(span: Span, start_ms: int = AT_MS, above: str = "") -> Iterator[tuple[
         yield from times(child, start_ms, f"{path}/")
 
 
+def test_a_stage_that_recorded_until_a_late_barrier_has_a_span_of_that() -> None:
+    late = StagePart(
+        progress="done",
+        cut_because="always",
+        barrier_ms=10,
+        alignment_ms=0,
+        aligned_ms=80,
+        snapshot_ms=10,
+        stored_ms=90,
+    )
+    span = traced(ended(7, duration_ms=100, begun_ms=0, stages={"join": late}))
+    assert list(times(span))[:4] == [
+        ("stage join", 0, 100),
+        ("stage join/waiting for a barrier", 0, 10),
+        ("stage join/recording", 10, 80),
+        ("stage join/storing", 80, 100),
+    ]
+
+
 def test_a_checkpoint_has_spans_of_every_stage_and_phase_of_its_decision_and_of_commits() -> None:
     source = StagePart(progress="done", cut=4, cut_because="aligned", barrier_ms=0, alignment_ms=0, snapshot_ms=40)
     totals = StagePart(

@@ -133,7 +133,7 @@ def _ends(part: StagePart) -> Iterator[tuple[Progress, int | None]]:
         return
     yield "waiting", part.barrier_ms
     cut_ms = None if part.cut_because is None or part.alignment_ms is None else part.barrier_ms + part.alignment_ms
-    if part.aligned_ms is None:
+    if part.aligned_ms is None or (cut_ms is not None and part.aligned_ms > cut_ms):
         yield "aligning", cut_ms
     else:
         yield "aligning", part.aligned_ms
@@ -142,6 +142,8 @@ def _ends(part: StagePart) -> Iterator[tuple[Progress, int | None]]:
         return
     if part.progress == "recording":
         yield "recording", None
+    elif part.recorded_ms:
+        yield "recording", cut_ms + part.recorded_ms
     took_ms = part.snapshot_ms if part.stored_ms is None else part.stored_ms
     yield "storing", None if took_ms is None else cut_ms + took_ms
 
