@@ -27,11 +27,12 @@ from tidegate.storage.lock import RootLock
 _ATTEMPTS: Final = 10_000
 _REQUESTS: Final = 100
 _TARGET: Final = Target(at_most=100.0)
-_CLOCK: Final = "GET: wall clock of the client, the 95th percentile of 100 requests; page: CPU time of the page's thread"
+_CLOCK: Final = "GET: wall clock of the client, the 95th percentile of 100 requests; page: CPU time of its own thread"
 
 _NOTES: Final = f"""\
-GET: a root in a folder, made by hand: 12 stages, 3 Delta tables, 100 checkpoints retained, a history of so many attempts, of
-  which every 25th was aborted. A run is played beside: it holds the root, and says something new every second.
+GET: a root in a folder, made by hand: 12 stages, 3 Delta tables, 100 checkpoints retained, a history of so many
+  attempts, of which every 25th was aborted. A run is played beside: it holds the root, and says something new every
+  second.
 The dashboard is a process of its own, as `tidegate dashboard` starts it. One client asks for one thing after the other
   over one connection of loopback; which checkpoint, page or pair is chosen by chance, from all of the past. Before it
   is measured, each is asked for once: what was never read has to be.
@@ -158,4 +159,4 @@ def _cases(scale: float) -> Sequence[Case | Derived]:
     return [*cases, *page_cases(scale)]
 
 
-BENCHMARK: Final = Benchmark("what the dashboard takes to answer, and whether its page pauses", _NOTES, 3, _cases, _CLOCK)
+BENCHMARK: Final = Benchmark("what the dashboard takes to answer, whether its page pauses", _NOTES, 3, _cases, _CLOCK)

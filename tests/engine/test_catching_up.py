@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import pytest
 
 from tidegate.engine.catching_up import Missed, why_started
 from tidegate.engine.chronicle import ended
-from tidegate.engine.control import Remote
+from tidegate.engine.control import Desk, Remote
 from tidegate.engine.events import CheckpointEnded
 from tidegate.engine.history import Past, Recorder, record
 from tidegate.engine.status import CheckpointState, CheckpointStatus, RunState, RunStatus, StagePart, StartingStep
@@ -148,8 +149,8 @@ def test_a_run_that_fails_to_start_takes_nothing_away_from_the_one_that_was_kill
         StatusFiles(files, lock).write(killed)
         for _ in range(2):  # once, and again on top of that
             assert last_words(files) == killed
-            earlier = last_words(files)
-            with pytest.raises(ValueError, match="no Java"), Remote(files, "orders", lock, earlier=earlier):
+            desk = partial(Desk, earlier=last_words(files))
+            with pytest.raises(ValueError, match="no Java"), Remote(files, "orders", lock, desk=desk):
                 raise ValueError("no Java")
             told = read_status(files)
             assert told is not None

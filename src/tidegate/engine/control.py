@@ -84,16 +84,14 @@ class Remote:
         *,
         clock: Clock | None = None,
         desk: Callable[[Files, RootLock, Callable[[StopRun], None], Clock], Desk] | None = None,
-        pace: Pace | None = None,
         transfers: Transfers | None = None,
         on_status: Callable[[RunStatus | None], None] | None = None,
         speaks: bool = True,
-        earlier: RunStatus | None = None,
     ) -> None:
-        """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: one that is
-        worked at otherwise than on a thread of its own. `transfers`: those between the root and this machine.
-        `on_status` is called with all that the run says, and with None when another process speaks for it. `speaks`:
-        not from the beginning, where another process may do so. `earlier`: what the run before said last."""
+        """`on_stop` is called, on another thread, when somebody asks the run to stop, with how. `desk`: makes
+        another than one that is worked at on a thread of its own, at the pace of a folder. `transfers`: those between
+        the root and this machine. `on_status` is called with all that the run says, and with None when another process
+        speaks for it. `speaks`: not from the beginning, where another process may do so."""
         self._on_status = on_status or _ignore_status
         self._speaks = speaks
         self._transfers = Transfers() if transfers is None else transfers
@@ -101,9 +99,7 @@ class Remote:
         self._observer = Observer(pipeline, clock)
         self._on_stop = on_stop or _ignore
         self._lock = lock
-        self._desk = (desk or partial(Desk, pace=pace or Pace(), transfers=self._transfers, earlier=earlier))(
-            files, lock, self._on_stop, clock
-        )
+        self._desk = (desk or partial(Desk, transfers=self._transfers))(files, lock, self._on_stop, clock)
         self._desk.speaks = speaks
         self._waiting: list[tuple[str, TakeCheckpoint]] = []
         self._begun: dict[int, list[str]] = {}
@@ -283,6 +279,7 @@ class Desk:
         transfers: Transfers | None = None,
         earlier: RunStatus | None = None,
     ) -> None:
+        """`earlier`: what the run before said last."""
         self._transfers = Transfers() if transfers is None else transfers
         self._pace = Pace() if pace is None else pace
         self._files = files

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 from tidegate.engine.catching_up import Missed, why_started
 from tidegate.engine.chronicle import Chronicle
 from tidegate.engine.closing import is_closed, next_to_close
-from tidegate.engine.control import Remote
+from tidegate.engine.control import Desk, Remote
 from tidegate.engine.copies import finish_pending
 from tidegate.engine.ending import Ending
 from tidegate.engine.events import StartedBecause
@@ -160,11 +160,10 @@ def run_pipeline(
                 pipeline.name,
                 lock,
                 on_stop=stopping.ask,
-                pace=place.pace,
+                desk=partial(Desk, pace=place.pace, transfers=place.transfers, earlier=earlier),
                 transfers=place.transfers,
                 on_status=watchers.on_status,
                 speaks=settings.instance is None,
-                earlier=earlier,
             ) as remote,
         ):
             records.remote = remote

@@ -154,8 +154,8 @@ class StagePart(msgspec.Struct, frozen=True, kw_only=True):
         int | None,
         Meta(
             description="when the last barrier arrived, counted as `barrier_ms`: from then until the cut it caught up, "
-            "or, where it was cut before, from the cut until then it recorded what was in flight; null: it is a source, "
-            "or barriers are late"
+            "or, where it was cut before, from the cut until then it recorded what was in flight; null: it is a "
+            "source, or barriers are late"
         ),
     ] = None
     caught_up_segments: Annotated[

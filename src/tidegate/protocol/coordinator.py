@@ -99,9 +99,9 @@ class StageReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `output_sequence` is the number of the last segment it had appended at the cut, so it is where the barrier
     stands in its channel. `files` is what the snapshot refers to, but for files that tell themselves which checkpoints
     refer to them (see `StoredFile`), `committable` what a sink has sealed. A stage with event time whose `watermark_ms`
-    is None has none yet. `arrival`: how its barriers came, late ones too. `stored_after_ms`: how long
-    after it was cut all of it was stored, and its table had not refused what it sealed. Neither is known of a checkpoint that
-    is read. `detail` is for who writes the manifest, and of no meaning here.
+    is None has none yet. `arrival`: how its barriers came, late ones too. `stored_after_ms`: how long after it was cut
+    all of it was stored, and its table had not refused what it sealed. Neither is known of a checkpoint that is read.
+    `detail` is for who writes the manifest, and of no meaning here.
     """
 
     stage: str
