@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import msgspec
 
-from tidegate.engine.events import AnyEvent, CheckpointEnded, SavepointTaken, Started
+from tidegate.engine.chronicle import ended
+from tidegate.engine.events import AnyEvent, SavepointTaken, Started
 from tidegate.engine.history import as_data
 from tidegate.engine.root import Root
 from tidegate.engine.status import CheckpointStatus, Observer, SinkCommit, StagePart, StageStatus, as_moment
@@ -41,12 +42,27 @@ _MB: Final = 1_000_000
 
 
 class LongPast:
-    """A pipeline of `chains` of a source, two stages and a sink, of which `attempts` checkpoints were tried."""
+    """A pipeline of `chains` of a source, two stages and a sink, of which `attempts` checkpoints were tried.
 
-    def __init__(self, folder: Path, attempts: int, retained: int = 100, chains: int = 3) -> None:
+    `is_killed`: when the last of them was decided, and only the first table showed it. `are_joined`: the two stages, as
+    they are where Spark runs them as one query.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        attempts: int,
+        retained: int = 100,
+        chains: int = 3,
+        *,
+        is_killed: bool = False,
+        are_joined: bool = False,
+    ) -> None:
         self.root = folder / "root"
         self.lake = folder / "lake"
         self.attempts = attempts
+        self.is_killed = is_killed
+        self.are_joined = are_joined
         self.retained = min(retained, attempts)
         self._names = [(f"rows_{each}", f"clean_{each}", f"sum_{each}", f"table_{each}") for each in range(chains)]
         self._start = datetime.now(UTC) - attempts * EVERY
@@ -106,8 +122,13 @@ class LongPast:
             shape[sink] = StageShape("sink", (total,), "append", "struct<id:bigint>", address)
         for name, each in shape.items():
             stages[name] = self._snapshot(number, name, each)
+        took_ms = 900 + number % 100
+        joined: dict[str, tuple[str, ...]] = {}
+        if self.are_joined:
+            joined = {total: (clean,) for _, clean, total, _ in self._names}
+            stages |= {name: msgspec.structs.replace(stages[name], files=SnapshotFiles()) for name in joined}
         return Manifest(
-            FORMAT, PIPELINE, number, number, 1, 1, 0, True, self.at(number), 900 + number % 100, None, shape, stages
+            FORMAT, PIPELINE, number, number, 1, 1, 0, True, self.at(number), took_ms, None, shape, stages, joined
         )
 
     def _snapshot(self, number: int, name: str, shape: StageShape) -> StageSnapshot:
@@ -153,7 +174,8 @@ class LongPast:
                     }
                 },
             ]
-            numbers = range(max(1, self.attempts - 2 * self.retained + 1), self.attempts + 1)
+            lacks_last = self.is_killed and sink != self.sinks[0]
+            numbers = range(max(1, self.attempts - 2 * self.retained + 1), self.attempts + 1 - lacks_last)
             for version, number in enumerate(numbers):
                 actions = [*(first if version == 0 else ()), *self._commit(sink, number)]
                 text = "\n".join(map(json.dumps, actions)) + "\n"
@@ -193,7 +215,8 @@ class LongPast:
                     took_ms=9_000,
                     settings=settings,
                 )
-            yield CheckpointEnded(at=self.at(number), generation=1, checkpoint=self._ended(number))
+            if not (self.is_killed and number == self.attempts):
+                yield ended(self._ended(number), at=self.at(number))
             if number % _SAVED_EVERY == 0:
                 name = checkpoint_name(number)
                 yield SavepointTaken(at=self.at(number), checkpoint=name, name=f"kept-{number}", place="savepoints")
@@ -216,6 +239,7 @@ class LongPast:
             )
             for names in self._names
             for column, name in enumerate(names)
+            if not (self.are_joined and name == names[1])
         }
         return CheckpointStatus(
             checkpoint=checkpoint_name(number),
@@ -248,7 +272,9 @@ class LongPast:
             for names in self._names
             for name, kind in zip(names, kinds, strict=True)
         }
-        last = tuple(self._ended(number) for number in range(max(1, self.attempts - 7), self.attempts + 1))
+        last = [self._ended(number) for number in range(max(1, self.attempts - 7), self.attempts + 1)]
+        if self.is_killed:
+            last[-1] = msgspec.structs.replace(last[-1], state="committing", commits={}, shown_ms=None)
         said = Observer(PIPELINE).status
-        status = msgspec.structs.replace(said, state="running", generation=1, stages=stages, checkpoints=last)
+        status = msgspec.structs.replace(said, state="running", generation=1, stages=stages, checkpoints=tuple(last))
         self._opened.store.write(RootPaths.STATUS, msgspec.json.encode(status))

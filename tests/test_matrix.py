@@ -102,7 +102,7 @@ def test_the_tests_of_the_matrix_are_of_every_kind() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = {line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line}
-    for kind in ("filelog", "gate", "snapshot", "plan", "causes", "shapes", "kills"):
+    for kind in ("filelog", "gate", "snapshot", "plan", "causes", "shapes", "kills", "kept_state"):
         assert f"tests/spark/test_{kind}.py" in found
     assert "tests/played/test_recorded.py" in found
     assert "test_runs_that_are_killed_at_many_steps" in done.stdout

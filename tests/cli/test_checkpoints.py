@@ -12,13 +12,27 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.cli.harness import TIDEGATE, ended_checkpoint, in_terminal, make_root, tidegate
+from tests.cli.harness import (
+    TIDEGATE,
+    ended_checkpoint,
+    in_terminal,
+    live_run,
+    make_root,
+    said,
+    tidegate,
+    wait_until,
+)
+from tests.cli.strict import answered
 from tests.mutants.played_properties import backlogged
 from tests.spark.played import Queries, played
+from tidegate.cli.answers import CheckpointAnswer
 from tidegate.cli.checkpoints import checkpoints_command
 from tidegate.cli.verify import verify
+from tidegate.engine.chronicle import ended
+from tidegate.engine.critical_path import critical_path
+from tidegate.engine.history import record
 from tidegate.engine.root import Root
-from tidegate.engine.status import Observer
+from tidegate.engine.status import CheckpointStatus, Observer, SinkCommit, StagePart
 from tidegate.errors import UnknownCheckpoint
 from tidegate.protocol.decision_log import DecisionLog
 from tidegate.storage.decisions import StoredDecisions
@@ -66,9 +80,9 @@ def test_who_looks_takes_a_torn_last_record_for_none_and_leaves_it_there(root: P
     before = {name: tidegate(name, "--root", root).stdout for name in ("checkpoints", "verify", "status")}
     torn = root / RootPaths.decision(StoredDecisions(Folder(root)).read().next_slot)
     torn.write_bytes(b"")
-    for name, said in before.items():
+    for name, told in before.items():
         done = tidegate(name, "--root", root)
-        assert done.stdout == said
+        assert done.stdout == told
         assert "torn" not in done.stderr
     assert torn.read_bytes() == b""
 
@@ -131,6 +145,89 @@ def test_a_checkpoint_that_is_not_there_is_refused_with_those_that_are(made: Pat
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     assert "retains no ckpt-000099; it retains ckpt-000003, ckpt-000004, ckpt-000005" in done.stderr
+
+
+def test_an_aborted_checkpoint_is_shown_as_the_history_has_it(root: Path) -> None:
+    stages = {
+        "rows": StagePart(progress="done", cut=4, cut_because="aligned", barrier_ms=0, alignment_ms=0, snapshot_ms=30),
+        "middle": StagePart(progress="catching_up", barrier_ms=40, alignment_ms=9_000),
+        "table": StagePart(progress="aligning", waits_for=("middle",), barrier_ms=70, alignment_ms=8_970),
+    }
+    why = "timed out: no report from [middle]"
+    waited = "8.9 s of 9.1 s: middle working off 41 segments"
+    aborted = msgspec.structs.replace(
+        ended_checkpoint(9, "aborted", why), aligned=None, duration_ms=9_100, stages=stages, waited_for=waited
+    )
+    record(Folder(root), ended(aborted))
+    done = tidegate("checkpoints", "9", "--root", root)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [
+        "ckpt-000009 of pipeline flat",
+        "aborted, epoch 9, generation 1, attempt 1",
+        "begun at 2026-01-02 03:04:05 UTC, aborted after 9.1 s; 1 B new of 1 B",
+        f"why: {why}",
+    ]
+    assert f"what it waited for: {waited}" in lines
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if line.startswith(tuple(stages))}
+    assert rows == {
+        "rows": "done 4 0 ms 0 ms 30 ms",
+        "middle": "catching up 40 ms 9.0 s",
+        "table": "waiting for middle 70 ms 9.0 s",
+    }
+    assert lines[-1] == (
+        "it was aborted, so nothing can be restored from it; what is shown is what the history has of it"
+    )
+    answer = answered(tidegate("checkpoints", "ckpt-000009", "--root", root, "--json").stdout)
+    assert isinstance(answer, CheckpointAnswer)
+    assert answer.checkpoint == aborted
+    assert answer.critical_path == critical_path(aborted)
+    assert answer.manifest is None
+    assert not answer.graph
+
+
+def test_a_checkpoint_that_is_no_longer_retained_is_shown_as_the_history_has_it(root: Path) -> None:
+    commits = {"table": SinkCommit(begun_ms=3_000, took_ms=400, failures=1, why="it is locked")}
+    record(Folder(root), ended(msgspec.structs.replace(ended_checkpoint(2), commits=commits)))
+    done = tidegate("checkpoints", "2", "--root", root)
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert lines[:3] == [
+        "ckpt-000002 of pipeline flat",
+        "aligned, epoch 2, generation 1, attempt 1",
+        "taken at 2026-01-02 03:04:05 UTC in 10 ms; 1 B new of 1 B",
+    ]
+    assert "table committed it in 400 ms, after 1 failure: it is locked" in lines
+    assert lines[-1] == (
+        "it is no longer retained, so nothing can be restored from it; what is shown is what the history has of it"
+    )
+    answer = answered(tidegate("checkpoints", "2", "--root", root, "--json").stdout)
+    assert isinstance(answer, CheckpointAnswer)
+    assert (answer.checkpoint.state, answer.manifest) == ("complete", None)
+
+
+def test_one_of_which_only_the_mark_of_its_id_was_left_is_shown_with_what_is_known(root: Path) -> None:
+    bare = CheckpointStatus(checkpoint="ckpt-000009", state="aborted", generation=1, epoch=9, why="killed")
+    record(Folder(root), ended(bare))
+    done = tidegate("checkpoints", "9", "--root", root)
+    assert done.stdout.splitlines()[:3] == [
+        "ckpt-000009 of pipeline flat",
+        "aborted, epoch 9, generation 1",
+        "why: killed",
+    ]
+    assert len(done.stdout.splitlines()) == 4
+
+
+def test_one_in_progress_is_shown_as_the_run_tells_it(tmp_path: Path) -> None:
+    with live_run(tmp_path, checkpoints=1) as run:
+        run.hold_up()
+        run.in_its_thread(run.pipeline.generation.trigger)
+        wait_until(lambda: bool((status := said(run.root)) and status.in_progress))
+        done = tidegate("checkpoints", "2", "--root", run.root)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^in progress, epoch 2, generation 1, attempt 1$", done.stdout, re.MULTILINE)
+    assert re.search(r"^begun at .* UTC, .* ago", done.stdout, re.MULTILINE)
+    assert done.stdout.splitlines()[-1] == "it is in progress; what is shown is what the run says of it"
 
 
 @pytest.mark.parametrize("name", ["latest", "-1", "0", "ckpt-", "4.5"])

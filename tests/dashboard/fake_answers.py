@@ -10,9 +10,13 @@ import msgspec
 
 from tests.dashboard.fake_pipelines import FakePipeline, Shape, World, hash_of
 from tidegate.dashboard import values
+from tidegate.dashboard.attempts import Happened
+from tidegate.dashboard.routes import KINDS, ROUTES, WrongQuery, query_of
 from tidegate.engine import events
 from tidegate.engine.layout import DrawnStage, Place, layered
-from tidegate.engine.status import CheckpointStatus
+from tidegate.engine.status import CheckpointStatus, moment_ms
+
+_HISTORY: Final = next(each for each in ROUTES if each.type is values.History)
 
 
 def checked(answer: Any, kind: Any) -> Any:
@@ -33,29 +37,33 @@ def row(pipeline: FakePipeline, checkpoint: CheckpointStatus) -> dict[str, Any]:
 
 
 def detail(pipeline: FakePipeline, world: World) -> dict[str, Any]:
+    told = pipeline.status().stages
+    shape: Shape = pipeline.known_shape or {name: (stage.kind, ()) for name, stage in told.items()}
     graph = {
         name: {
             "kind": kind,
             "inputs": inputs,
             "output_mode": "append",
             "table": {"kind": "delta", "address": f"lake/{name}"} if kind == "sink" else None,
-            "chained_into": None,
+            "chained_into": pipeline.chained_into.get(name),
         }
-        for name, (kind, inputs) in pipeline.shape.items()
+        for name, (kind, inputs) in shape.items()
     }
     settings = {"interval": "10s", "timeout": "60s", "max-inflight": "64MB", "retain": "10", "unaligned-after": "off"}
     return {
         "summary": pipeline.summary(),
         "status": msgspec.to_builtins(pipeline.status()),
         "graph": graph,
-        "layout": layout(pipeline.shape),
+        "layout": layout(shape),
         "outlook": {"decision": "goes_on", "checkpoint": pipeline.past[-1].checkpoint, "why": None}
         if pipeline.past
         else {"decision": "fresh", "checkpoint": None, "why": None},
-        "outlook_told": f"the next run goes on from {pipeline.past[-1].checkpoint}" if pipeline.past else None,
+        "outlook_told": pipeline.outlook,
         "problems": [],
         "settings": settings,
         "actions_allowed": world.allows_actions,
+        "newest_event": pipeline.newest_event,
+        "mark": pipeline.mark,
     }
 
 
@@ -273,44 +281,50 @@ def tables(pipeline: FakePipeline) -> dict[str, Any]:
     newest = list(pipeline.versions)[-1] if pipeline.versions else None
     older = list(pipeline.versions)[-2] if len(pipeline.versions) > 1 else newest
     shows = {sink: older if i == len(pipeline.sinks) - 1 else newest for i, sink in enumerate(pipeline.sinks)}
+    kinds = {sink: "delta" if i % 3 else "postgres" for i, sink in enumerate(pipeline.sinks)}
     at = {each.checkpoint: each.triggered_at for each in pipeline.past}
     return {
         "tables": [
             {
                 "sink": sink,
-                "kind": "delta" if i % 3 else "postgres",
+                "kind": kinds[sink],
                 "address": f"lake/{sink}",
                 "shows": shows[sink],
                 "since": at.get(shows[sink] or ""),
-                "version": pipeline.versions[name][sink][0] if (name := shows[sink]) else None,
+                "version": pipeline.versions[name][sink][0]
+                if (name := shows[sink]) and kinds[sink] == "delta"
+                else None,
             }
-            for i, sink in enumerate(pipeline.sinks)
+            for sink in pipeline.sinks
         ],
         "matrix": [
             {
                 "checkpoint": name,
                 "versions": {
-                    sink: None
-                    if sink == pipeline.sinks[-1] and name == newest
-                    else {"version": version, "rows_added": added}
+                    sink: None if sink in missing or added == 0 else {"version": version, "rows_added": added}
                     for sink, (version, added) in versions.items()
                 },
+                "missing": missing,
             }
             for name, versions in list(reversed(pipeline.versions.items()))[:200]
+            for missing in [
+                {sink: "not_known" for sink, kind in kinds.items() if kind != "delta"}
+                | ({pipeline.sinks[-1]: "not_shown"} if name == newest else {})
+            ]
         ],
         "problems": [],
     }
 
 
 def history(pipeline: FakePipeline, query: Mapping[str, str]) -> dict[str, Any]:
-    kinds = set(query["kinds"].split(",")) if query.get("kinds") else None
-    numbered = list(enumerate(msgspec.to_builtins(pipeline.events)))
-    found = [(i, each) for i, each in reversed(numbered) if kinds is None or each["event"] in kinds]
-    if "before" in query:
-        found = [(i, each) for i, each in found if i < int(query["before"])]
-    limit = int(query.get("limit", "50"))
-    shown = found[:limit]
-    return {"events": [each for _, each in shown], "next": str(shown[-1][0]) if len(found) > limit else None}
+    try:
+        asked = query_of(list(query.items()), _HISTORY.parameters)
+    except WrongQuery as wrong:
+        raise Refused(400, str(wrong)) from wrong
+    kinds = None if "kinds" not in asked else [KINDS[each] for each in asked["kinds"]]
+    newest_first = sorted(pipeline.events, key=lambda each: (moment_ms(each.at), each.id), reverse=True)
+    found, cursor = Happened(newest_first).page(kinds, asked.get("before"), asked.get("limit", 50))
+    return {"events": msgspec.to_builtins(found), "next": cursor}
 
 
 SAYS: Final = {
@@ -384,7 +398,8 @@ def live(world: World, key: str | None) -> tuple[str, Any]:
     told = {
         "summary": pipeline.summary(),
         "status": msgspec.to_builtins(pipeline.status()),
-        "newest_event": str(len(pipeline.events)),
+        "newest_event": pipeline.newest_event,
+        "mark": pipeline.mark,
     }
     return "status", checked(told, values.Live)
 

@@ -72,7 +72,10 @@ class Handler(BaseHTTPRequestHandler):
                     finally:
                         self.server.streams -= 1
                 else:
-                    self._send(answer(self.server.world, parts[2:], query))
+                    found = answer(self.server.world, parts[2:], query)
+                    if self.server.world.is_slow(self.path):
+                        self.server.world.may_answer.wait(30)
+                    self._send(found)
             except Refused as refused:
                 self._send({"error": str(refused)}, refused.code)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import msgspec
 
 from tidegate.dashboard.alerts import alerts_of
 from tidegate.engine import events
+from tidegate.engine.chronicle import ended
 from tidegate.engine.control import Life
 from tidegate.engine.status import (
     CheckpointStatus,
@@ -86,10 +88,30 @@ class FakePipeline:
         self.past: list[CheckpointStatus] = []
         self.events: list[events.AnyEvent] = []
         self.savepoints: set[str] = set()
+        self.known_shape: Shape | None = None
+        """As at the last checkpoint, by which a root knows it; None: there was none yet."""
+        self.chains: dict[str, tuple[str, ...]] = {}
+        """Stages that run as one query: by the last one, those before it."""
         self.versions: dict[str, dict[str, tuple[int, int | None]]] = {}
         self._live: CheckpointStatus | None = None
         self.now = datetime.now(UTC) - (timedelta(minutes=47) if self.life == "stopped" else timedelta())
         self._remember(past)
+
+    @property
+    def chained_into(self) -> dict[str, str]:
+        return {each: last for last, before in self.chains.items() for each in before}
+
+    @property
+    def newest_event(self) -> str:
+        return str(len(self.events))
+
+    @property
+    def mark(self) -> str:
+        return hashlib.sha256(repr((self.life, self.generation, self.known_shape, self.outlook)).encode()).hexdigest()
+
+    @property
+    def outlook(self) -> str | None:
+        return f"the next run goes on from {self.past[-1].checkpoint}" if self.past else None
 
     @property
     def sinks(self) -> list[str]:
@@ -168,6 +190,8 @@ class FakePipeline:
         stages: dict[str, StagePart] = {}
         cut_ms = 0
         for name, (kind, inputs) in self.shape.items():
+            if name in self.chained_into:
+                continue  # the last of its query takes part
             barrier = 0 if kind == "source" else 60 * self.depth[name] + chance.randrange(40)
             alignment = (
                 0 if kind == "source" else chance.randrange(30, 300) + (2400 if name == slow and number % 5 == 0 else 0)
@@ -243,12 +267,12 @@ class FakePipeline:
 
     def _end(self, checkpoint: CheckpointStatus) -> None:
         self.past.append(checkpoint)
-        at = checkpoint.triggered_at or ""
-        self.events.append(events.CheckpointEnded(at=at, id=f"e{checkpoint.checkpoint}", checkpoint=checkpoint))
+        self.events.append(ended(checkpoint, at=checkpoint.triggered_at))
         if checkpoint.state == "complete":
+            self.known_shape = self.shape
             number = checkpoint.epoch
             self.versions[checkpoint.checkpoint] = {
-                sink: (number, (hash_of(f"{sink}{number}") % 4000) if i % 4 != 3 else None)
+                sink: (number, hash_of(f"{sink}{number}") % 4000 if number % 7 else 0) if i % 4 != 3 else (number, None)
                 for i, sink in enumerate(self.sinks)
             }
 
@@ -301,6 +325,7 @@ class FakePipeline:
                 watermark_ms=now_ms - 30_000 - self.depth[name] * 900,
                 has_event_time=True,
                 held_back_by=self.sinks[0] if held else None,
+                chained_into=self.chained_into.get(name),
                 no_batch=NoBatch(as_moment(self.now - timedelta(seconds=41)), "Kafka's brokers do not answer")
                 if self.is_held and name == names[1]
                 else None,
@@ -398,6 +423,9 @@ class World:
         self.allows_actions = True
         self.is_down = False
         self.posted: list[tuple[str, str, str | None]] = []
+        self.is_slow: Callable[[str], bool] = lambda _: False
+        """Whether what is asked for at an address is answered only when `may_answer`, though it is as it was before."""
+        self.may_answer = threading.Event()
 
     def named(self, name: str) -> FakePipeline:
         return next(each for each in self.pipelines if each.name == name)

@@ -24,6 +24,7 @@ from tidegate.dashboard.root import ShownRoot
 from tidegate.dashboard.routes import ROUTES
 from tidegate.dashboard.tables import ReadTable
 from tidegate.engine.status import RunStatus
+from tidegate.protocol.names import checkpoint_name
 from tidegate.storage import bucket_access, lease
 from tidegate.storage.bucket import Bucket
 from tidegate.storage.bucket_access import open_bucket
@@ -67,6 +68,14 @@ class Given:
             "a run", 1, "host", "work", 1, 3600.0, now, is_over, 1, msgspec.Raw(msgspec.json.encode(said))
         )
         self.files.write(lease.NAME, msgspec.json.encode(held))
+
+    def add(self, number: int, folder: Path) -> None:
+        """One more checkpoint, the next one."""
+        more = number - self.past.attempts
+        new = Folder(LongPast(folder, number, retained=RETAINED + more, chains=2).root)
+        own = [name for name in new.list() if checkpoint_name(number) in name]
+        for name in (*own, max(new.list(RootPaths.DECISIONS))):
+            self.files.write(name, new.read(name) or b"")
 
     def asked(self, doing: Callable[[], object]) -> Counter[str]:
         """The requests that it makes, by kind."""
@@ -149,15 +158,15 @@ class Watched:
     """A root that is looked at, by a clock that a test moves: a minute is over at once, and the same each time."""
 
     def __init__(self, given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._now_s = 1_000.0
-        monkeypatch.setattr("tidegate.dashboard.kept.time", SimpleNamespace(monotonic=lambda: self._now_s))
+        self.now_s = 1_000.0
+        monkeypatch.setattr("tidegate.dashboard.kept.time", SimpleNamespace(monotonic=lambda: self.now_s))
         self._given = given
         self.root = ShownRoot(as_given(given.url), Inline())
 
     def minutes(self, look: Callable[[], object], count: int = 1, every_s: float = 0.5) -> Counter[str]:
         def all_of_it() -> None:
             for _ in range(int(count * 60 / every_s)):
-                self._now_s += every_s
+                self.now_s += every_s
                 look()
 
         return self._given.asked(all_of_it)
@@ -174,6 +183,38 @@ def test_a_run_that_is_watched_costs_forty_requests_a_minute(given: Given, monke
     assert lists <= 10 * 8 + 1, "which cost twelve times what others do"
     assert live.total() <= 10 * 40, live
     assert all(kind.startswith(("GET", "LIST")) for kind in live), "it only looks"
+
+
+def as_the_page_does(root: ShownRoot) -> Callable[[], None]:
+    """Whoever has it open asks for what is not live whenever its mark changes."""
+    seen = ""
+
+    def look() -> None:
+        nonlocal seen
+        mark = root.live().mark
+        if mark != seen:
+            seen = mark
+            root.detail(actions_allowed=False)
+
+    return look
+
+
+def test_the_page_of_a_pipeline_that_takes_checkpoints_costs_little_more(
+    given: Given, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watched = Watched(given, monkeypatch)
+    monkeypatch.setattr("tidegate.dashboard.root.time", SimpleNamespace(monotonic=lambda: watched.now_s))
+    watched.root.warm_up()
+    look = as_the_page_does(watched.root)
+    watched.minutes(look)
+    for number in (231, 232, 233):
+        given.add(number, tmp_path / str(number))
+        asked = watched.minutes(look)
+        lists = sum(count for kind, count in asked.items() if kind.startswith("LIST"))
+        assert (lists <= 8 + 4, asked.total() <= 40 + 2 + 7) == (True, True), asked
+        watched.minutes(look)
+        told = watched.root.detail(actions_allowed=False)
+        assert f"ckpt-000{number}" in (told.outlook_told or ""), "it is not left with what was before"
 
 
 def test_one_that_has_ended_costs_little_more(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,12 +253,7 @@ def test_a_new_checkpoint_is_read_once(given: Given, monkeypatch: pytest.MonkeyP
     watched = Watched(given, monkeypatch)
     watched.root.warm_up()
     before = watched.minutes(watched.root.live)
-    one_more = LongPast(tmp_path / "past", 231, retained=RETAINED + 1, chains=2)
-    new = Folder(one_more.root)
-    manifest = RootPaths.manifest(1, 231)
-    slot = max(new.list(RootPaths.DECISIONS))
-    for name in (manifest, slot):
-        given.files.write(name, new.read(name) or b"")
+    given.add(231, tmp_path / "past")
     after = watched.minutes(watched.root.live)
     assert (after - before)["GET decisions"] == 1
     assert (after - before)["GET generations"] == 1

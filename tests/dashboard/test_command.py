@@ -9,6 +9,7 @@ import signal
 import stat
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,6 +75,32 @@ def test_it_tells_scripts_where_it_is_and_brings_no_spark(workplace: Path) -> No
     program = "import sys, tidegate.dashboard.server; print({'pyspark', 'deltalake', 'pandas'} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+@pytest.mark.slow
+def test_for_another_name_there_is_a_token_which_everything_needs(workplace: Path) -> None:
+    arguments = (
+        "--root",
+        "state/orders",
+        "--port",
+        "0",
+        "--allow-host",
+        "board.example",
+        "--token-file",
+        "proxied.token",
+    )
+    with running(*arguments, "--json", cwd=workplace) as process:
+        assert process.stdout is not None
+        answer = answered(process.stdout.readline())
+        assert isinstance(answer, DashboardAnswer)
+        assert (answer.actions_allowed, answer.token) == (False, "proxied.token")
+        secret = (workplace / "proxied.token").read_text().strip()
+        asked = urllib.request.Request(f"{answer.url}api/v1/pipelines", headers={"Host": "board.example"})
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(asked, timeout=30)
+        asked.add_header("Authorization", f"Bearer {secret}")
+        with urllib.request.urlopen(asked, timeout=30) as found:
+            assert json.load(found)["pipelines"][0]["pipeline"] == "flat"
 
 
 def test_a_port_that_is_taken_is_refused_in_one_line(workplace: Path) -> None:

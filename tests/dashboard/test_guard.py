@@ -15,13 +15,16 @@ from unittest.mock import patch
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cli.harness import ended_checkpoint, make_root
 from tests.dashboard.harness import BEARER, TOKEN, Client, note, served
 from tidegate.dashboard import server
-from tidegate.dashboard.guard import is_loopback, without_secrets
+from tidegate.dashboard.guard import is_loopback
 from tidegate.dashboard.page import PageFile, page_files
 from tidegate.dashboard.routes import ROUTES
+from tidegate.dashboard.scrubbing import without_secrets
 from tidegate.dashboard.server import Dashboard
 from tidegate.dashboard.token import VARIABLE, token_in
 from tidegate.engine.events import CheckpointEnded, Failed
@@ -140,11 +143,42 @@ def test_two_hosts_are_refused(client: Client) -> None:
         assert raw.makefile("rb").readline().split()[1] in (b"400", b"421")
 
 
-def test_another_name_can_be_allowed(made: Path) -> None:
-    with Dashboard([as_given(made)], port=0, more_hosts=["board.example"]) as board:
-        client = Client(board)
-        assert client.get("/api/v1/pipelines", {"Host": "board.example"}).code == 200
-        assert client.get("/api/v1/pipelines", {"Host": "evil.example"}).code == 421
+PROXIED = {"Host": "Board.example"}
+
+
+@pytest.fixture(scope="module")
+def proxied(made: Path) -> Iterator[Client]:
+    """On loopback, and reached through a proxy by another name."""
+    places = [as_given(made)]
+    with (
+        patch.object(server, "page_files", lambda: PAGE),
+        Dashboard(places, port=0, token=TOKEN, more_hosts=["board.example"]) as board,
+    ):
+        yield Client(board)
+
+
+def test_another_name_can_be_allowed(proxied: Client) -> None:
+    assert proxied.get("/api/v1/pipelines", {**PROXIED, **BEARER}).code == 200
+    assert proxied.get("/api/v1/pipelines", {"Host": "board.example:443", **BEARER}).code == 200
+    assert proxied.get("/", {**PROXIED, **basic(TOKEN.secret)}).code == 200
+    for host in ("evil.example", f"{socket.gethostname()}:{proxied.board.port}", f"10.0.0.1:{proxied.board.port}"):
+        assert proxied.get("/api/v1/pipelines", {"Host": host, **BEARER}).code == 421
+
+
+@pytest.mark.parametrize("host", ["board.example", "127.0.0.1:{port}", "localhost:{port}"])
+def test_where_a_proxy_stands_before_it_everything_needs_the_token(proxied: Client, host: str) -> None:
+    """Whatever name is asked for: who reaches the proxy can name any, and all come from this machine."""
+    given = {"Host": host.format(port=proxied.board.port)}
+    for path in (*addresses(proxied.key), "/nothing"):
+        for method in METHODS:
+            found = proxied.ask(method, path, given)
+            assert found.code == 401, (method, path)
+            assert b"flat" not in found.data
+
+
+def test_where_a_proxy_stands_before_it_nobody_gets_in_without_any_token(made: Path) -> None:
+    with pytest.raises(InvalidConfig, match="without a token"):
+        Dashboard([as_given(made)], port=0, more_hosts=["board.example"])
 
 
 @pytest.mark.parametrize(
@@ -358,10 +392,136 @@ def test_credentials_that_somebody_has_quoted_are_not_shown(made: Path, tmp_path
         assert b"hunter" not in client.get("/metrics").data
 
 
-def test_what_looks_like_a_secret_is_left_out_and_nothing_else() -> None:
-    told = b'{"why":"s3://bucket/a@b at 12:00, offset=3, mail a@b.c, http://h:80/x"}'
-    assert without_secrets(told) == told
-    assert without_secrets(b'"s3://k:s@b/x token=abc&y"') == b'"s3://...@b/x token=...&y"'
+def shown(message: str) -> str:
+    """What is left of a message that is in an answer."""
+    data = without_secrets(msgspec.json.encode({"why": message, "next": "stage"}))
+    found = msgspec.json.decode(data, type=dict[str, str])  # it is an answer still
+    assert found["next"] == "stage"
+    return found["why"]
+
+
+@pytest.mark.parametrize(
+    ("message", "left"),
+    [
+        ("s3://k:s@b/x token=abc&y", "s3://...@b/x token=...&y"),
+        ("at postgresql://me:hun@ter2@db/lake", "at postgresql://...@db/lake"),
+        ('{"password": "hunter 2", "user": "me"}', '{"password": ..., "user": "me"}'),
+        ('{"db.password":"hunter \\"2\\" x"}', '{"db.password":...}'),
+        ("{'clientSecret': 'hunter2', 'user': 'me'}", "{'clientSecret': ..., 'user': 'me'}"),
+        ('password="hunter2" user="me"', 'password=... user="me"'),
+        ("host=db password='hunter 2' user=me", "host=db password=... user=me"),
+        (r"password = 'hun\'ter 2' user=me", "password = ... user=me"),
+        ("password='hun''ter 2' user=me", "password=... user=me"),
+        ("password='' user=me", "password=... user=me"),
+        (r"password=hunter\2\ user=me", "password=... user=me"),
+        ("password=hunter2\nuser=me", "password=...\nuser=me"),
+        ("password='hunter 2, cut off", "password=..."),
+        ("password: hunter2, user: me", "password: ..., user: me"),
+        ("Passwort, password: 'hunter 2'.", "Passwort, password: ...."),
+        ("sslpassword=hunter2", "sslpassword=..."),
+        ("PGPASSWORD=hunter2 psql", "PGPASSWORD=... psql"),
+        ("aws_secret_access_key=hun/ter+2= x", "aws_secret_access_key=... x"),
+        ("AWS_SECRET_ACCESS_KEY: hunter2 x", "AWS_SECRET_ACCESS_KEY: ... x"),
+        ("fs.s3a.secret.key=hunter2, fs.s3a.access.key=hunter3", "fs.s3a.secret.key=..., fs.s3a.access.key=..."),
+        ("fs.azure.account.key.a.dfs.core.windows.net=hunter2==", "fs.azure.account.key.a.dfs.core.windows.net=..."),
+        ("AccountName=a;AccountKey=hunter2==;Suffix=core", "AccountName=a;AccountKey=...;Suffix=core"),
+        ("SharedAccessKey=hunter2;x", "SharedAccessKey=...;x"),
+        ("https://b/x?X-Amz-Credential=hunter1&X-Amz-Signature=hunter2&y=1", None),
+        ("https://a/b?sv=2024&sig=hunter2%3D&se=1", "https://a/b?sv=2024&sig=...&se=1"),
+        ("Authorization: Bearer hunter2.x-y z", "Authorization: ... z"),
+        ('{"Authorization": "Basic aHVudGVyMg=="}', '{"Authorization": ...}'),
+        ("authorization=Basic aHVudGVyMg== z", "authorization=... z"),
+        ("sent Bearer hunter2.eyJhbGciOiJIUzI1NiJ9 to it", "sent Bearer ... to it"),
+        ("x-amz-security-token: hunter2hunter2/x y", "x-amz-security-token: ... y"),
+        ("api_key=hunter2 apikey=hunter3 private-key=hunter4", "api_key=... apikey=... private-key=..."),
+        ('required username="me" password="hunter2";', 'required username="me" password=...;'),
+        ("passphrase=hunter2 credentials=hunter3", "passphrase=... credentials=..."),
+    ],
+)
+def test_a_secret_that_somebody_has_quoted_is_left_out(message: str, left: str | None) -> None:
+    found = shown(message)
+    assert "hunter" not in found
+    assert "ter 2" not in found
+    if left is not None:
+        assert found == left
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "s3://bucket/a@b at 12:00, offset=3, mail a@b.c, http://h:80/x",
+        "abfss://container@account.dfs.core.windows.net/x",
+        "FATAL: password authentication failed for user 'orders'",
+        "unexpected token: '}' in line 3",
+        "the token is in dashboard.token; tokens=5, max_tokens: 7",
+        "key=5, keys: 6, primary key: id, partition_key: country",
+        "stage parse_token: waiting for rows",
+        "spark.hadoop.fs.s3a.aws.credentials.provider is set",
+        "no credentials were found; for S3 set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+        "Basic authentication and Bearer authentication are known",
+        "secretary=me, design=x, sig: 3, compass=north, password",
+        "it ends with password=",
+        "it ends with password: ",
+    ],
+)
+def test_what_is_no_secret_stays_as_it_is(message: str) -> None:
+    assert shown(message) == message
+
+
+def test_the_fields_of_an_answer_are_not_taken_for_secrets() -> None:
+    value = {
+        "token": "the variable X",
+        "password": None,
+        "needs_token": True,
+        "secrets": [1],
+        "api_key": {"why": "token", "secret": 3},
+        "authorization": "x",
+    }
+    assert msgspec.json.decode(without_secrets(msgspec.json.encode(value))) == value
+
+
+SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="'\""), min_size=1)
+NAMES = st.sampled_from(("password", "PGPASSWORD", "aws_secret_access_key", "fs.s3a.secret.key", "AccountKey", "token"))
+
+
+@given(
+    before=st.text(st.characters(codec="utf-8"), max_size=30).filter(lambda text: not re.search("['\"\\\\]", text)),
+    name=NAMES,
+    secret=SECRETS.map(lambda text: f"hunter2{text}"),
+    quote=st.sampled_from(("'", '"')),
+    between=st.sampled_from(("=", " = ", ": ", ":")),
+    after=st.text("abc xyz,;.", max_size=30),
+)
+def test_whatever_is_in_quotes_after_the_name_of_a_secret_is_left_out(
+    before: str, name: str, secret: str, quote: str, between: str, after: str
+) -> None:
+    written = secret.replace("\\", "\\\\")
+    data_quote = quote if between.startswith(":") else ""
+    message = f"{before} {data_quote}{name}{data_quote}{between}{quote}{written}{quote} {after}"
+    found = shown(message)
+    assert "hunter2" not in found
+    assert found.endswith(f"{name}{data_quote}{between}... {after}")
+
+
+@given(st.text(st.characters(codec="utf-8")).filter(lambda text: "=" not in text and ":" not in text))
+def test_a_text_without_any_setting_in_it_stays_as_it_is(text: str) -> None:
+    assert shown(text) == text
+
+
+@given(
+    st.recursive(
+        st.text() | st.sampled_from(("password=", "token='", 'secret: "', "Authorization: Bearer", "://a:b@")),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text() | NAMES, inner, max_size=3),
+        max_leaves=10,
+    )
+)
+def test_an_answer_stays_one_whatever_is_in_it(value: object) -> None:
+    def shape(of: object) -> object:
+        if isinstance(of, dict):
+            return [shape(each) for each in of.values()]
+        return [shape(each) for each in of] if isinstance(of, list) else type(of)
+
+    assert shape(msgspec.json.decode(without_secrets(msgspec.json.encode(value)))) == shape(value)
 
 
 def test_get_changes_nothing(made: Path) -> None:

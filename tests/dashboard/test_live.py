@@ -15,6 +15,7 @@ import pytest
 from tests.cli.harness import live_run, make_root
 from tests.dashboard.harness import Client, served
 from tidegate.dashboard import server
+from tidegate.dashboard.root import ShownRoot
 from tidegate.dashboard.values import Live, Pipelines
 
 
@@ -70,6 +71,28 @@ def test_a_checkpoint_arrives_at_whoever_looks_at_the_pipeline(tmp_path: Path) -
         assert found.pipelines[0].life == "alive"
 
 
+def test_the_first_checkpoint_is_told_with_all_that_it_says_of_the_pipeline(tmp_path: Path) -> None:
+    with (
+        live_run(tmp_path / "played") as run,
+        served(run.root) as client,
+        stream(client, f"{client.one}/live") as events,
+    ):
+        before = until(events, Live, lambda live: live.status is not None and live.status.stages)
+        assert client.value()["graph"]["table"]["inputs"] == []
+        run.in_its_thread(run.pipeline.generation.trigger)
+        marks = {before.mark}
+
+        def is_told(live: Live) -> bool:
+            """As a page does: what is not live is asked for whenever the mark changes, and else never."""
+            if live.mark in marks:
+                return False
+            marks.add(live.mark)
+            detail = client.value()
+            return detail["graph"]["table"]["inputs"] == ["middle"] and "ckpt-000001" in detail["outlook_told"]
+
+        until(events, Live, is_told)
+
+
 def test_where_nothing_changes_there_are_signs_of_life_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_HEARTBEAT_S", 0.2)
     monkeypatch.setattr(server, "_LOOK_EVERY_S", 0.05)
@@ -78,6 +101,26 @@ def test_where_nothing_changes_there_are_signs_of_life_only(tmp_path: Path, monk
         told = [next(events)[0] for _ in range(8)]
         assert told[0] == "status"
         assert told[-3:] == ["", "", ""]
+
+
+def test_there_are_signs_of_life_while_a_root_is_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_HEARTBEAT_S", 0.1)
+    may_go = threading.Event()
+    live = ShownRoot.live
+
+    def slow(root: ShownRoot) -> Live:
+        assert may_go.wait(60)
+        return live(root)
+
+    monkeypatch.setattr(ShownRoot, "live", slow)
+    root = make_root(tmp_path, checkpoints=1)
+    try:
+        with served(root) as client, stream(client, f"{client.one}/live") as events:
+            assert [next(events)[0] for _ in range(2)] == ["", ""]
+            may_go.set()
+            assert until(events, Live, lambda _: True).summary.pipeline == "flat"
+    finally:
+        may_go.set()
 
 
 def test_a_stream_of_nothing_is_not_found_and_too_many_are_refused(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import get_args
 from urllib.parse import quote
 
 import pytest
@@ -13,6 +15,9 @@ from tests.dashboard.browser import Browser
 from tests.dashboard.fake_answers import SAYS
 from tests.dashboard.fake_api import TOKEN, Server, serving
 from tests.dashboard.fake_pipelines import HTML_NAME, FakePipeline, World
+from tidegate.dashboard.values import Phase
+from tidegate.engine.events import Rewound, SavepointTaken
+from tidegate.engine.status import as_moment
 
 pytestmark = pytest.mark.slow
 
@@ -124,6 +129,18 @@ def test_the_drawing_shows_stages_the_barrier_and_who_is_held_back(page: Browser
     page.wait_text("Kafka's brokers do not answer", "#strip")
 
 
+def test_the_barrier_is_seen_on_its_way_into_stages_that_run_as_one_query(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    orders.chains = {"order_log": ("large",)}
+    server.world.advance(4)
+    open_page(page, server, path_of(orders))
+    told = "[...document.querySelectorAll('.edge title')].map(title => title.textContent)"
+    page.wait(f"{told}.some(text => text.startsWith('orders to large') && text.includes('the barrier is here'))")
+    assert page.see(f"{told}.find(text => text.startsWith('large to order_log'))").count("barrier") == 0
+    server.world.advance(2)
+    page.wait("document.querySelectorAll('.edge.is-chained.is-passed').length === 1")
+
+
 def test_a_change_arrives_without_reload(page: Browser, server: Server) -> None:
     orders = server.world.named("orders")
     open_page(page, server, path_of(orders, "/checkpoints"))
@@ -224,12 +241,95 @@ def test_a_checkpoint_says_what_it_waited_for_and_is_compared(page: Browser, ser
     assert "708 → 720" in page.text("main")
 
 
+def test_what_somebody_reads_of_a_checkpoint_under_way_stays_open(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    server.world.advance(4)
+    open_page(page, server, path_of(orders, "/checkpoints/ckpt-000061"))
+    page.wait("document.querySelectorAll('.gantt .bar').length > 0")
+    page.click(".numbers summary")
+    rows = "document.querySelectorAll('.numbers tbody tr').length"
+    before = page.wait(rows)
+    assert page.see("document.activeElement.matches('.numbers summary')")
+    server.world.advance(2)
+    page.wait(f"{rows} > {before}")
+    assert page.see("document.querySelectorAll('.gantt .bar:not(.gantt-key *)').length") >= page.see(rows)
+    assert page.see("document.querySelector('.numbers').open")
+    assert page.see("document.activeElement.matches('.numbers summary')")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_phase_has_a_colour_on_which_its_name_can_be_read(page: Browser, server: Server, scheme: str) -> None:
+    page.prefer(scheme)
+    open_page(page, server, path_of(server.world.named("orders"), "/checkpoints/ckpt-000060"))
+    phases = page.see('import("/static/gantt.js").then(module => module.PHASES)')
+    assert phases == list(get_args(Phase))
+    for phase in phases:
+        page.see(
+            "document.getElementById('try')?.remove();"
+            "document.querySelector('svg.gantt:not([width])').insertAdjacentHTML('beforeend',"
+            f'\'<g id="try"><rect class="bar phase-{phase}"/><text class="word">x</text></g>\')'
+        )
+        assert page.see("getComputedStyle(document.querySelector('#try rect')).fill") != "rgb(0, 0, 0)", phase
+        assert page.see(BAR_CONTRAST) >= 4.5, phase
+
+
 def test_tables_show_which_checkpoint_and_what_it_added(page: Browser, server: Server) -> None:
     open_page(page, server, path_of(server.world.named("orders"), "/tables"))
     text = page.text("main")
     assert "Tables show different checkpoints" in text
     assert text.count("shown now") == 3
-    assert "adds nothing" in text
+    for told in ("adds nothing", "not shown yet", "not known"):
+        assert told in text
+
+
+@pytest.mark.parametrize(
+    ("path", "newer", "older"),
+    [("/checkpoints", "ckpt-000061", "ckpt-000030"), ("/history?kinds=checkpoint", "ckpt-000061", "ckpt-000005")],
+)
+def test_what_was_asked_for_before_does_not_take_the_place_of_another_page(
+    page: Browser, server: Server, path: str, newer: str, older: str
+) -> None:
+    world, orders = server.world, server.world.named("orders")
+    open_page(page, server, path_of(orders, path))
+    asked: list[str] = []
+    listed = path.partition("?")[0]
+
+    def is_slow(address: str) -> bool:
+        is_first = f"{listed}?" in address and "before=" not in address
+        if is_first:
+            asked.append(address)
+        return is_first
+
+    world.is_slow = is_slow
+    orders.finish()
+    world.tell()
+    wait_for(lambda: bool(asked))
+    page.click_text("Older")
+    page.wait_text(older, "main")
+    world.may_answer.set()
+    page.see("new Promise(later => setTimeout(later, 500))")
+    assert older in page.text("main")
+    page.click_text("Newer")
+    page.wait_text(newer, "main")
+
+
+def test_what_a_command_does_is_seen_without_reload(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    now = as_moment(datetime.now(UTC))
+    open_page(page, server, path_of(orders, "/checkpoints"))
+    page.wait_text("Live", "#connection")
+    page.see("window.isTheSame = true")
+    place = "elsewhere/by-hand"
+    orders.events.append(SavepointTaken(at=now, checkpoint="ckpt-000060", name="by-hand", place=place))
+    server.world.tell()
+    page.wait_text("by-hand", ".latest-ones")
+    go(page, path_of(orders, "/tables"))
+    assert "ckpt-000060" in page.text("main")
+    orders.versions.popitem()
+    orders.events.append(Rewound(at=now, checkpoint="ckpt-000059", how="restore"))
+    server.world.tell()
+    page.wait("!document.querySelector('main').innerText.includes('ckpt-000060')")
+    assert page.see("window.isTheSame")
 
 
 def test_history_tells_causes_and_is_filtered(page: Browser, server: Server) -> None:
@@ -241,6 +341,17 @@ def test_history_tells_causes_and_is_filtered(page: Browser, server: Server) -> 
     page.click_text("Savepoints")
     page.wait_text("Savepoint ckpt-000060", "main")
     assert "Recovered" not in page.text("main")
+
+
+def test_one_goes_back_through_all_that_has_happened_and_forth_again(page: Browser, server: Server) -> None:
+    open_page(page, server, path_of(server.world.named("orders"), "/history?kinds=checkpoint"))
+    assert page.see("document.querySelectorAll('.events > li').length") == 50
+    page.click_text("Older")
+    page.wait_text("ckpt-000001", "main .events")
+    assert page.see("document.querySelectorAll('.events > li').length") == 10
+    assert page.see("document.querySelector('[data-go=older]')") is None
+    page.click_text("Newer")
+    page.wait_text("ckpt-000060", "main .events")
 
 
 def test_what_happens_comes_into_the_history_without_reload(page: Browser, server: Server) -> None:
@@ -366,15 +477,45 @@ def test_a_page_that_nobody_sees_holds_no_connection(page: Browser, server: Serv
     assert page.see("document.getElementById('lost').hidden")
 
 
-def test_a_start_with_other_stages_is_drawn_anew(page: Browser, server: Server) -> None:
+def test_other_stages_are_drawn_when_there_is_a_checkpoint_of_them(page: Browser, server: Server) -> None:
     orders = server.world.named("orders")
     open_page(page, server, path_of(orders))
     page.wait("document.querySelectorAll('.graph .node').length === 7")
     orders.shape = {name: part for name, part in orders.shape.items() if name not in {"order_log", "large"}}
     orders.generation += 1
     server.world.tell()
+    page.wait_text("4", "main dl")  # the generation
+    assert page.see("document.querySelectorAll('.graph .node').length") == 7
+    orders.finish()
+    server.world.tell()
     page.wait("document.querySelectorAll('.graph .node').length === 5")
     page.wait("document.querySelectorAll('.graph .edge').length === 4")
+
+
+def test_of_a_new_pipeline_the_channels_are_drawn_with_its_first_checkpoint(page: Browser, server: Server) -> None:
+    visits = server.world.named("visits")
+    visits.state = "running"
+    open_page(page, server, path_of(visits))
+    page.see("window.isTheSame = true")
+    page.wait("document.querySelectorAll('.graph .node').length === 3")
+    assert page.see("document.querySelectorAll('.graph .edge').length") == 0
+    visits.finish()
+    server.world.tell()
+    page.wait("document.querySelectorAll('.graph .edge').length === 2")
+    page.wait_text("The next run goes on from ckpt-000001", ".outlook")
+    visits.finish()
+    server.world.tell()
+    page.wait_text("The next run goes on from ckpt-000002", ".outlook")
+    assert page.see("window.isTheSame")
+
+
+@pytest.mark.parametrize("path", ["#/p/%E0%A4%A", "#/p/100%/checkpoints"])
+def test_an_address_that_cannot_be_understood_is_told_as_such(page: Browser, server: Server, path: str) -> None:
+    page.open("about:blank")
+    page.open(f"{server.url}/{path}")
+    page.wait_text("There is no such page", "main")
+    page.click_text("All pipelines")
+    page.wait_text("orders", "main table")
 
 
 # -- a thousand checkpoints, a hundred stages -------------------------------------------------------
@@ -551,21 +692,32 @@ def test_words_can_be_read_on_what_is_behind_them(page: Browser, server: Server,
         assert page.see(CONTRAST) == [], path
 
 
-CONTRAST = """(() => {
+COLOURS = """
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const rgba = (colour) => { canvas.clearRect(0, 0, 1, 1); canvas.fillStyle = colour; canvas.fillRect(0, 0, 1, 1);
     return [...canvas.getImageData(0, 0, 1, 1).data] };
   const light = (c) => [0.2126, 0.7152, 0.0722].reduce((sum, part, i) => sum + part * ((v) => v <= 0.04045 ? v / 12.92
     : ((v + 0.055) / 1.055) ** 2.4)(c[i] / 255), 0);
+  const contrast = (...two) => { const [a, b] = two.map(light).sort((x, y) => y - x); return (a + 0.05) / (b + 0.05) };
+"""
+# What a bar says has a halo, of white that lets the bar through.
+BAR_CONTRAST = f"""(() => {{ {COLOURS}
+  const [bar, word] = ["rect", "text"].map(each => getComputedStyle(document.querySelector(`#try ${{each}}`)));
+  const behind = rgba(bar.fill).map((part) => part * 0.4 + 255 * 0.6);
+  return contrast(rgba(word.fill), behind);
+}})()"""
+CONTRAST = (
+    f"(() => {{ {COLOURS}"
+    """
   const behind = (e) => { for (; e; e = e.parentElement) { const c = rgba(getComputedStyle(e).backgroundColor);
     if (c[3] > 250) return c } return [255, 255, 255, 255] };
   const found = new Set();
   for (const e of document.querySelectorAll("body *")) {
     if (![...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()) || !e.checkVisibility()) continue;
     if (e.closest(":disabled, .hidden, .skip, option, svg")) continue;
-    const [a, b] = [light(rgba(getComputedStyle(e).color)), light(behind(e))].sort((x, y) => y - x);
-    const contrast = (a + 0.05) / (b + 0.05);
-    if (contrast < 4.5) found.add(`${e.tagName}.${e.className}: ${contrast.toFixed(2)}`);
+    const by = contrast(rgba(getComputedStyle(e).color), behind(e));
+    if (by < 4.5) found.add(`${e.tagName}.${e.className}: ${by.toFixed(2)}`);
   }
   return [...found];
 })()"""
+)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.dashboard_root import LongPast
 from tests.cli.harness import live_run, make_root
 from tests.dashboard.browser import Browser
 from tests.dashboard.harness import TOKEN, go, open_page, served
@@ -49,6 +50,28 @@ def test_every_page_is_drawn_of_what_the_server_tells(tmp_path: Path, browser: B
         assert waited_for is None or browser.text(".waited") == waited_for
         browser.open("about:blank")
         assert [each for each in browser.requests if not each.startswith((own, "about:", "data:"))] == []
+        assert browser.errors == []
+
+
+def test_one_goes_back_through_the_whole_history(tmp_path: Path, browser: Browser) -> None:
+    past = LongPast(tmp_path, 120, retained=5, chains=1)
+    with served(past.root) as client:
+        browser.errors.clear()
+        browser.size(1280)
+        open_page(browser, client, "/history?kinds=checkpoint")
+        names = "[...document.querySelectorAll('.events > li a')].map(link => link.innerText)"
+        seen: list[str] = []
+        for page, count in enumerate((50, 50, 20), 1):
+            browser.wait(f"document.querySelectorAll('.events > li').length === {count}")
+            if page > 1:
+                browser.wait_text(f"Page {page}", ".pager")
+            seen += browser.see(names)
+            if page < 3:
+                browser.click_text("Older")
+                browser.wait(f"!{names}.includes({seen[-1]!r})")
+        assert seen == [f"ckpt-{number:06d}" for number in range(120, 0, -1)]
+        assert browser.see("document.querySelector('[data-go=older]')") is None
+        browser.open("about:blank")
         assert browser.errors == []
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,7 +19,7 @@ from tidegate.dashboard.attempts import Attempts, Happened, measured, spread
 from tidegate.dashboard.kept import Kept
 from tidegate.dashboard.phases import spans_of
 from tidegate.dashboard.root import layout_of
-from tidegate.dashboard.tables import ReadTable, read_version
+from tidegate.dashboard.tables import Decided, ReadTable, ShownTables, read_version
 from tidegate.engine.control import Life
 from tidegate.engine.events import CheckpointEnded
 from tidegate.engine.graph import GraphStage
@@ -35,6 +37,7 @@ from tidegate.engine.status import (
 )
 from tidegate.errors import StoreUnavailable
 from tidegate.sinks.delta.log import number_of
+from tidegate.storage.manifest import Manifest, StageShape, TableAddress
 from tidegate.storage.memory import Memory
 
 AT = "2026-01-02T03:04:05.000+00:00"
@@ -244,8 +247,38 @@ def test_a_checkpoint_under_way_has_the_phases_that_it_has_come_to() -> None:
     assert [each[:4] for each in told(checkpoint)] == [
         ("a", "aligning", 0, 10),
         ("b", "waiting", 0, 10),
+        ("c", "waiting", 0, 50),
         ("a", "storing", 10, 50),
         ("b", "catching_up", 10, 50),
+    ]
+
+
+def test_a_stage_that_recorded_until_a_late_barrier_says_so() -> None:
+    late = StagePart(
+        progress="done",
+        cut_because="always",
+        barrier_ms=0,
+        alignment_ms=0,
+        aligned_ms=80,
+        last_barrier_from="a",
+        snapshot_ms=10,
+        stored_ms=95,
+    )
+    source = StagePart(progress="done", cut_because="aligned", barrier_ms=0, alignment_ms=0, stored_ms=1)
+    checkpoint = msgspec.structs.replace(
+        ended_checkpoint(1, "complete"),
+        stages={"a": source, "b": late},
+        begun_ms=0,
+        prepared_ms=95,
+        decided_ms=95,
+        shown_ms=95,
+        duration_ms=95,
+        commits={},
+    )
+    assert told(checkpoint) == [
+        ("a", "storing", 0, 1, False),
+        ("b", "recording", 0, 80, True),
+        ("b", "storing", 80, 95, True),
     ]
 
 
@@ -299,6 +332,69 @@ def test_a_version_that_shows_a_checkpoint_is_told_where_that_is_plain() -> None
     assert table(version(1, root=number_of("another's"))).showing(1, 1) is None
 
 
+def test_a_table_has_the_batches_that_its_own_record_tells() -> None:
+    found = table(version(1), b'{"commitInfo":{}}', version(2), version(9, root=number_of("another's")))
+    assert [found.has(batch) for batch in (-1, 2, 3)] == [True, True, False]
+    assert [table().has(batch) for batch in (-1, 0)] == [True, False]
+
+
+def decided(*, newest: int, is_told: bool) -> Decided:
+    done = [ended_checkpoint(each) for each in range(newest, 0, -1)]
+    return Decided(
+        newest_first=done,
+        lineage=done,
+        shown=done[0 if is_told else 1],
+        in_doubt=None if is_told else done[0],
+        sealed={each.checkpoint: {"table": each.epoch} for each in done},
+    )
+
+
+def shown_of(kind: str, given: Decided, address: str = "there") -> tuple[str | None, str | None]:
+    shape = {"table": StageShape("sink", (), "append", "struct<id:bigint>", TableAddress(kind, address))}
+    manifest = Manifest(1, "flat", 3, 3, 1, 1, 0, True, AT, 1, None, shape, {})
+    (found,) = ShownTables().look(manifest, "ours", given).tables
+    return found.shows, found.why
+
+
+def test_of_a_table_that_only_the_run_can_tell_of_nothing_is_claimed_that_it_has_not_told() -> None:
+    assert shown_of("postgres", decided(newest=3, is_told=True)) == ("ckpt-000003", None)
+    assert shown_of("postgres", decided(newest=3, is_told=False)) == (
+        "ckpt-000002",
+        "no run has told yet whether it shows ckpt-000003",
+    )
+
+
+def test_a_delta_table_shows_what_its_own_record_says_whatever_others_tell(tmp_path: Path) -> None:
+    def shows(given: Decided, *versions: bytes) -> str | None:
+        log = tmp_path / "_delta_log"
+        shutil.rmtree(log, ignore_errors=True)
+        log.mkdir()
+        for number, data in enumerate(versions):
+            (log / f"{number:020d}.json").write_bytes(data)
+        return shown_of("delta", given, str(tmp_path))[0]
+
+    told = decided(newest=3, is_told=True)
+    assert shows(told, version(1), version(2), version(3)) == "ckpt-000003"
+    assert shows(told, version(1), version(2)) == "ckpt-000002"
+    assert shows(told) is None
+    idle = msgspec.structs.replace(told, sealed={**told.sealed, "ckpt-000003": {"table": 2}})
+    assert shows(idle, version(1), version(2)) == "ckpt-000003", "which has added nothing to it"
+    rewound = msgspec.structs.replace(
+        told, lineage=told.lineage[1:], left_behind=told.lineage[:1], shown=told.lineage[1]
+    )
+    assert shows(rewound, version(1), version(2), version(3)) == "ckpt-000003", "it is yet to be set back"
+    assert shows(rewound, version(1), version(2), version(3), version(2, set_back=4)) == "ckpt-000002"
+
+
+def test_what_only_the_log_tells_of_a_killed_run_is_in_doubt() -> None:
+    status = said(generation=1, checkpoints=(ended_checkpoint(2), ended_checkpoint(3, "committing")))
+    kept = {number: ended_checkpoint(number) for number in (1, 2, 3)}
+    attempts = Attempts(happened(1), Life.STOPPED, status, kept, {})
+    assert [attempts.is_in_doubt(number) for number in (1, 2, 3)] == [False, False, True]
+    later = {3: msgspec.structs.replace(kept[3], generation=2)}
+    assert not Attempts(happened(1), Life.STOPPED, status, later, {}).is_in_doubt(3), "it is of no run"
+
+
 def test_a_version_that_is_no_json_is_passed_over() -> None:
     found = table(version(1), b"\xff{", version(2))
     assert sorted(found.by_epoch()) == [1, 2]
@@ -331,8 +427,12 @@ def test_aborts_in_a_row_and_no_checkpoint_for_long_are() -> None:
     (text,) = texts(Life.ALIVE, said(), *aborted, ended_checkpoint(1))
     assert text == "the last 2 checkpoints were aborted, the newest because: why 3"
     old = as_moment(datetime.now(UTC) - timedelta(minutes=10))
-    (text,) = texts(Life.ALIVE, said(), msgspec.structs.replace(ended_checkpoint(1), triggered_at=old), interval="10s")
-    assert "to be taken every 10s" in text
+    last = msgspec.structs.replace(ended_checkpoint(1), triggered_at=old)
+    (text,) = texts(Life.ALIVE, said(started_at=AT), last, interval="10s")
+    assert text == f"no checkpoint was completed since {old}, though one is to be taken every 10s"
+    (text,) = texts(Life.ALIVE, said(started_at=old), ended_checkpoint(1), interval="10s")
+    assert f"since {old}" in text
+    assert texts(Life.ALIVE, said(), last, interval="10s") == [], "it has just been started"
     assert texts(Life.ALIVE, said(), ended_checkpoint(1), interval="no time") == []
     (text,) = texts(Life.ALIVE, said(due=DueCheckpoint(AT, "sinks_lag", "table t")), interval="10s")
     assert text == f"a checkpoint is due since {AT}: table t"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -107,6 +108,21 @@ def test_pages_of_checkpoints_hold_each_of_them_once_newest_first(long: Client) 
     assert page["latest"]["failed"]["checkpoint"]["checkpoint"] == "ckpt-000200"
 
 
+def test_pages_of_what_has_happened_hold_each_event_once_newest_first(long: Client) -> None:
+    everything: list[dict[str, Any]] = []
+    before = ""
+    while True:
+        page = long.value(f"/history?limit=40{before}")
+        everything += page["events"]
+        if page["next"] is None:
+            break
+        before = f"&before={page['next']}"
+    ended = [each for each in everything if each["event"] == "checkpoint"]
+    assert [each["checkpoint"]["checkpoint"] for each in ended] == [f"ckpt-{each:06d}" for each in range(230, 0, -1)]
+    assert ended[0]["id"] == "ckpt-000230.1", "as a run makes it"
+    assert [each["event"] for each in everything if each["event"] != "checkpoint"] == ["start"]
+
+
 def test_checkpoints_are_chosen_by_their_state_and_tell_whether_they_are_retained(long: Client) -> None:
     page = long.value("/checkpoints?state=aborted,damaged&limit=3")
     assert [row["checkpoint"]["checkpoint"] for row in page["checkpoints"]] == [
@@ -154,6 +170,14 @@ def test_one_checkpoint_has_its_phases_files_positions_and_tables(long: Client, 
     assert older["tables"]["table_0"]["version"] == 34
 
 
+def test_stages_that_ran_as_one_query_have_the_files_of_both(tmp_path: Path) -> None:
+    past = LongPast(tmp_path, 5, retained=2, chains=1, are_joined=True)
+    with served(past.root) as client:
+        found = client.value("/checkpoints/ckpt-000005")
+        assert list(found["checkpoint"]["stages"]) == ["rows_0", "sum_0", "table_0"]
+        assert found["files"] == {name: {"count": 1, "bytes": 10} for name in ("rows_0", "sum_0", "table_0")}
+
+
 def test_one_that_is_no_longer_retained_is_what_the_history_tells_of_it(long: Client) -> None:
     found = long.value("/checkpoints/ckpt-000025")
     assert found["checkpoint"]["state"] == "aborted"
@@ -182,8 +206,36 @@ def test_the_tables_tell_what_they_show_and_what_each_checkpoint_added(long: Cli
     assert found["matrix"][0] == {
         "checkpoint": "ckpt-000230",
         "versions": {sink: {"version": 39, "rows_added": 250} for sink in past.sinks},
+        "missing": {},
     }
     assert found["matrix"][-1]["versions"] == dict.fromkeys(past.sinks)
+
+
+def test_of_a_run_that_was_killed_while_it_committed_each_table_shows_what_its_own_log_says(tmp_path: Path) -> None:
+    past = LongPast(tmp_path, 30, retained=5, chains=2, is_killed=True)
+    with served(past.root) as client:
+        found = client.value("/tables")
+        assert {each["sink"]: (each["shows"], each["version"]) for each in found["tables"]} == {
+            "table_0": ("ckpt-000030", 9),
+            "table_1": ("ckpt-000029", 8),
+        }
+        assert all(each["since"] for each in found["tables"])
+        newest, before = found["matrix"][:2]
+        assert newest["versions"] == {"table_0": {"version": 9, "rows_added": 250}, "table_1": None}
+        assert newest["missing"] == {"table_1": "not_shown"}
+        assert before["missing"] == {}
+
+
+def test_a_table_that_cannot_be_asked_shows_what_the_run_has_told(tmp_path: Path) -> None:
+    past = LongPast(tmp_path, 30, retained=5, chains=1, is_killed=True)
+    shutil.rmtree(past.lake)
+    past.lake.write_text("no folder")
+    with served(past.root) as client:
+        found = client.value("/tables")
+        (table,) = found["tables"]
+        assert (table["shows"], table["version"]) == ("ckpt-000029", None)
+        assert table["why"]
+        assert found["matrix"][0]["missing"] == {"table_0": "not_known"}
 
 
 def test_what_has_happened_is_told_newest_first_by_kinds_and_in_pages(root: Path) -> None:

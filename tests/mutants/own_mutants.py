@@ -6,6 +6,7 @@ from typing import Final
 
 from tests.mutants import control_properties, played_properties, properties, table_properties
 from tests.mutants.mutation import Edit, Mutant, Section, rewrite
+from tests.spark import state_in_place
 from tidegate.engine.cleaning import Cleaning
 from tidegate.engine.control import Desk, Remote
 from tidegate.engine.generation import Generation
@@ -72,6 +73,48 @@ OWN_DEFECTS: Final = (
             )
         ),
         played_properties.a_full_snapshot_vouches_for_nothing_that_is_damaged,
+    ),
+    # -- what lies where Spark has written it
+    Mutant(
+        "what_is_swept_is_told_with_its_checkpoints_but_once",
+        Section.OWN,
+        "state that a retained checkpoint names is deleted by the sweep after the one that told of it",
+        rewrite(
+            Edit(
+                Snapshotter._swept,
+                "self._in_place.get(stored) or StoredFile(stored, self._generation)",
+                "self._in_place.pop(stored, None) or StoredFile(stored, self._generation)",
+            ),
+            Edit(Snapshotter._swept, "if file.path not in self._told", "if True"),
+        ),
+        state_in_place.nothing_that_a_retained_checkpoint_names_is_swept,
+    ),
+    Mutant(
+        "what_is_swept_is_not_kept_in_place",
+        Section.OWN,
+        "state that a retained checkpoint names is deleted with the attempt that wrote it",
+        rewrite(
+            Edit(
+                Snapshotter.in_place,
+                "frozenset(tuple(self._in_place))",
+                "frozenset(tuple(self._in_place)) - self._told",
+            )
+        ),
+        state_in_place.nothing_that_a_retained_checkpoint_names_goes_with_its_attempt,
+    ),
+    Mutant(
+        "what_abandoned_attempts_have_left_is_not_swept",
+        Section.OWN,
+        "state that nobody needs stays as long as its generation, of each time that a source was paused",
+        rewrite(Edit(Snapshotter._parted_elsewhere, "if file.before is not None and", "if False and")),
+        state_in_place.nothing_that_a_retained_checkpoint_names_goes_with_its_attempt,
+    ),
+    Mutant(
+        "a_full_snapshot_that_was_tried_in_vain_makes_what_was_before_it_stale",
+        Section.OWN,
+        "Spark cannot load the state of a restored stage again",
+        rewrite(Edit(snapshot.stale_state, "oldest = min(oldest, begins_at.get(folder, 0))", "pass")),
+        state_in_place.what_a_restored_stage_builds_upon_is_not_swept,
     ),
     # -- backpressure
     Mutant(

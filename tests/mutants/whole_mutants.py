@@ -15,7 +15,6 @@ from tidegate.engine.bringing import Bringing
 from tidegate.engine.control import Desk
 from tidegate.engine.ending import Ending
 from tidegate.engine.opening import RootOpening
-from tidegate.engine.root import Root
 from tidegate.engine.setting_back import PipelineTables
 from tidegate.engine.stage.inputs import Inputs
 from tidegate.engine.stage.output import StagedOutput
@@ -32,6 +31,7 @@ from tidegate.spark.gate import Gate
 from tidegate.spark.snapshot import Snapshotter
 from tidegate.storage.carrying import Carrying
 from tidegate.storage.file_lists import FileList
+from tidegate.storage.files import claim
 from tidegate.storage.paths import _suffix
 from tidegate.testing.simulator.dag import Dag, random_dag, random_lines
 from tidegate.testing.simulator.whole import WholeScenario, random_whole_scenario
@@ -161,6 +161,15 @@ def parting(seed: int) -> WholeScenario:
     )
 
 
+def _not_carried(where: str) -> tuple[Edit, ...]:
+    """Files that are named in a manifest and never arrive."""
+    left_out = f"if {where}:\n    self._sha256[each.stored] = each.digest\n    return\n"
+    return (
+        Edit(Carrying._copy, "give = self._target", f"{left_out}give = self._target"),
+        Edit(Carrying.carry, "self._target.sync(self._sha256)", "self._target.sync(self._sha256, missing_ok=True)"),
+    )
+
+
 WHOLE_DEFECTS: Final = (
     # -- cutting and storing
     WholeMutant(
@@ -287,9 +296,9 @@ WHOLE_DEFECTS: Final = (
         "a root whose owner could not be written is used, and taken for damaged later",
         rewrite(
             Edit(
-                Root._claim_root,
-                "if owner is None:\n            raise StoreUnavailable",
-                "owner = owner or RootOwner(self.pipeline, root_id)\nif owner is None:\n    raise StoreUnavailable",
+                claim,
+                "if (found := files.read(name)) is not None:\n            return found",
+                "return files.read(name) or data",
             )
         ),
         "Liveness",
@@ -500,9 +509,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "what_is_in_flight_is_not_carried",
         "a checkpoint that was brought names files in flight that are nowhere",
-        rewrite(
-            Edit(Carrying._in_flight, 'self._copy(f"{path}, in flight,", stored, path, size_bytes, sha256)', "pass")
-        ),
+        rewrite(*_not_carried("'flight' in each.what")),
         "Liveness",
         20,
         moving,
@@ -518,7 +525,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "what_is_carried_is_not_forced",
         "a checkpoint is brought whose files are not on the disk",
-        rewrite(Edit(Carrying.carry, "self._target.sync(self._carried)", "pass")),
+        rewrite(Edit(Carrying.carry, "self._target.sync(self._sha256)", "pass")),
         "NoCheckpointLost",
         30,
         bringing_powerless,
@@ -575,7 +582,7 @@ WHOLE_DEFECTS: Final = (
     WholeMutant(
         "a_checkpoint_within_a_root_is_not_carried",
         "what is promoted refers to the files of the checkpoint that it was, which are dropped with that",
-        rewrite(Edit(Carrying._copy, "self._target.keep(stored, self._source, source)", "return")),
+        rewrite(*_not_carried("self._links")),
         "NothingNeededDeleted",
         10,
         forking,

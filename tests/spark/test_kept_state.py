@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.matrix, pytest.mark.spark, pytest.mark.slow]
+pytestmark = [pytest.mark.matrix, pytest.mark.only_matrix, pytest.mark.spark, pytest.mark.slow]
 
 
-@pytest.mark.soak  # it takes long; tells of Spark, which changes with its version alone
 def test_spark_deletes_no_state_that_a_checkpoint_may_name_and_would_without_the_setting(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.spark.kept_state", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -12,12 +12,15 @@ import pytest
 
 from tests.s3_server import S3Server
 from tests.spark.kills import ROOT
+from tidegate.errors import InvalidConfig
 from tidegate.spark import s3a as module
 from tidegate.spark.s3a import mount, prepare
 from tidegate.storage.bucket_access import open_bucket
 from tidegate.storage.bucket_s3a import s3a_settings
+from tidegate.storage.folder import Folder
 from tidegate.storage.memory import Memory
 from tidegate.storage.mounted import Mounted
+from tidegate.storage.paths import RootPaths
 
 _FOR_A_WHILE = {"access_key_id": "first", "secret_access_key": "hidden", "session_token": "until-noon"}
 _KEY, _TOKEN = (f"fs.s3a.bucket.orders.{name}" for name in ("access.key", "session.token"))
@@ -36,16 +39,17 @@ class Hadoop(dict[str, str]):
 class Table(Memory, Mounted):
     """A folder of it that executors write to."""
 
-    def __init__(self, url: str, options: dict[str, str]) -> None:
-        super().__init__()
+    def __init__(self, url: str, options: dict[str, str], links: dict[str, str] | None = None) -> None:
+        super().__init__(url)
         self._url = url
         self.options = options
+        self._links = links or {}
 
     def for_spark(self, name: str = "") -> str:
         return f"viewfs://table/{name}"
 
     def links(self) -> dict[str, str]:
-        return {}
+        return self._links
 
     def make_near(self) -> None:
         pass
@@ -121,6 +125,81 @@ def test_what_is_in_use_is_closed_only_before_the_next_generation(
     assert not closed, "another query may be running"
     prepare(session, s3a_settings("s3://orders/root", _FOR_A_WHILE))
     assert closed == ["s3a://lake/"]
+
+
+def test_a_root_and_a_table_in_one_bucket_with_different_keys_are_refused(session: Any) -> None:
+    root, lasting = Table("s3://orders/root", _FOR_A_WHILE), {"access_key_id": "table", "secret_access_key": "hidden"}
+    prepare(session, root.settings())
+    mount(session, root, Table("s3://lake/table", lasting))
+    mount(session, root, Table("s3://orders/table", {**_FOR_A_WHILE, "region": "eu-west-1"}))
+    for options in (lasting, {**_FOR_A_WHILE, "endpoint": "https://elsewhere"}, {}):
+        prepare(session, root.settings())
+        with pytest.raises(InvalidConfig, match=r"s3://orders/table.* and .*s3://orders/root.* are in one bucket"):
+            mount(session, root, Table("s3://orders/table", options))
+
+
+def test_keys_that_are_renewed_between_two_folders_are_not_taken_for_different_ones(
+    session: Any, hadoop: Hadoop
+) -> None:
+    options = dict(_FOR_A_WHILE)
+    root, table = Table("s3://orders/root", options), Table("s3://orders/table", options)
+    prepare(session, root.settings())
+    mount(session, root)
+    options["session_token"] = "until-midnight"
+    mount(session, table)
+    assert hadoop[_TOKEN] == "until-midnight"
+
+
+def test_where_the_user_has_set_the_keys_of_a_bucket_those_of_folders_do_not_matter(
+    session: Any, hadoop: Hadoop
+) -> None:
+    hadoop["fs.s3a.bucket.orders.aws.credentials.provider"] = "com.example.Own"
+    root = Table("s3://orders/root", _FOR_A_WHILE)
+    prepare(session, root.settings())
+    mount(session, root, Table("s3://orders/table", {"access_key_id": "table", "secret_access_key": "hidden"}))
+
+
+class Attempt(Table):
+    """A folder of Spark's checkpoint."""
+
+    def __init__(self, work: Path, stage: str, generation: int = 1, attempt: int = 1) -> None:
+        folder = RootPaths.spark_checkpoint(generation, stage, attempt)
+        super().__init__("s3://orders/root", _FOR_A_WHILE, {f"viewfs.{work.name}.{folder}": "there"})
+        self.here = Folder(work).at(folder)
+
+
+def mounts(hadoop: Hadoop) -> list[str]:
+    return sorted(key for key in hadoop if key.startswith("viewfs."))
+
+
+def test_the_mounts_of_an_attempt_are_forgotten_when_the_next_one_of_its_stage_begins(
+    session: Any, hadoop: Hadoop, tmp_path: Path
+) -> None:
+    """Else each pause of a source would leave some, which every batch carries along."""
+    for attempt in range(1, 5):
+        mount(session, Attempt(tmp_path / "work", "orders", attempt=attempt))
+    mount(session, Attempt(tmp_path / "work", "totals"))
+    mount(session, Attempt(tmp_path / "elsewhere", "totals"))
+    assert mounts(hadoop) == [
+        "viewfs.elsewhere.generations/000001/stages/totals/spark",
+        "viewfs.work.generations/000001/stages/orders/spark-4",
+        "viewfs.work.generations/000001/stages/totals/spark",
+    ], "those of other stages, and of other runs, are in use"
+    mount(session, Attempt(tmp_path / "work", "orders", generation=2))
+    mount(session, Attempt(tmp_path / "work", "orders", generation=2))
+    assert mounts(hadoop)[1:] == [
+        "viewfs.work.generations/000001/stages/totals/spark",
+        "viewfs.work.generations/000002/stages/orders/spark",
+    ]
+
+
+def test_those_of_a_table_go_with_the_attempt_though_the_root_is_in_a_folder(
+    session: Any, hadoop: Hadoop, tmp_path: Path
+) -> None:
+    for attempt in (1, 2):
+        checkpoint = Folder(tmp_path).at(RootPaths.spark_checkpoint(1, "orders", attempt))
+        mount(session, checkpoint, Table("s3://lake/orders", _FOR_A_WHILE, {f"viewfs.table.{attempt}": "there"}))
+    assert mounts(hadoop) == ["viewfs.table.2"]
 
 
 @pytest.mark.spark

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import zipfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 import tidegate as tg
 from tests.spark.harness import run_to_end, stream, table_rows, write_input
+from tests.spark.state_in_place import STAGE, on_cluster, zip_that_shares
 from tidegate.engine.cleaning import Leftovers
 from tidegate.engine.root import Root
 from tidegate.errors import DamagedCheckpoint, StoreUnavailable
@@ -25,17 +26,17 @@ from tidegate.protocol.retention import StoredFile, deletable
 from tidegate.spark.filelog import StageSource, is_committed, restart_source_logs, write_log
 from tidegate.spark.session import StageSessions
 from tidegate.spark.snapshot import Snapshotter, files_at, restore_checkpoint
+from tidegate.storage.bucket_root import BucketRoot
 from tidegate.storage.file_lists import SnapshotFile, SnapshotFiles, files_of
-from tidegate.storage.files import Files, checksum
+from tidegate.storage.files import ETAG, Files, checksum, is_as_it_was
 from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import InspectedRoot, examine, references
 from tidegate.storage.manifest import FORMAT, Manifest, StageSnapshot, encode_manifest
 from tidegate.storage.memory import Memory
+from tidegate.storage.mounted import for_spark
 from tidegate.storage.paths import RootPaths
 
 pytestmark = pytest.mark.matrix
-
-STAGE = "counted"
 
 # -- folders that are made by hand ------------------------------------------------------------------
 
@@ -60,9 +61,7 @@ def checkpoint_folder(folder: Path, batches: int, *sources: str) -> Path:
 def full_snapshot(path: Path, *shared: str) -> None:
     """A full snapshot of RocksDB that lists the files it shares with others."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    listed = ",".join(f'{{"localFileName":"x","dfsSstFileName":"{name}","sizeBytes":1}}' for name in shared)
-    with zipfile.ZipFile(path, "w") as zipped:
-        zipped.writestr("metadata", f'v1\n{{"sstFiles":[{listed}],"numKeys":1}}')
+    path.write_bytes(zip_that_shares(*shared))
 
 
 def test_a_batch_needs_its_own_entries_and_those_of_the_one_before(tmp_path: Path) -> None:
@@ -434,6 +433,89 @@ def test_what_a_full_snapshot_that_failed_could_not_remove_goes_with_the_next(
     assert left
     kept.take(2)
     assert left <= set(kept.unneeded(3))
+
+
+def test_a_full_snapshot_of_what_nobody_has_read_knows_its_copies_by_what_the_bucket_says_of_these() -> None:
+    """Where a bucket makes ETags of more than the content, a copy has another one."""
+    with on_cluster() as stage:
+        stage.checkpoint()
+        before = {file.name: file for file in stage.snapshotter.held.values()}
+        gets = stage.bucket.requests["get"]
+        taken = stage.snapshotter.take(stage.spark(), 2, stage.query.batch, full=True)
+        assert stage.bucket.requests["get"] == gets, "nor does anybody read it for that"
+        stage.root.sync(taken.fresh)
+        files = files_of(stage.root, STAGE, taken.files)
+        assert all(is_as_it_was(stage.root, file.stored, file.size_bytes, file.sha256) for file in files)
+        known = {file.name for file in files if file.sha256.startswith(ETAG)}
+        assert known == {file.name for file in files if file.name.startswith("state/")}
+        assert all(file.sha256 != before[file.name].sha256 for file in files if file.name in known)
+
+
+def test_one_that_names_paths_and_was_rewritten_for_another_attempt_is_copied_from_what_was_kept() -> None:
+    with on_cluster() as stage:
+        name = "state/0/_metadata/v2/0"
+        stage.spark().write(name, f'v2\n{{"paths":["{for_spark(stage.spark())}/state/0/_stateSchema/x"]}}'.encode())
+        stage.checkpoint()
+        kept = stage.snapshotter.held[name]
+        stage.pause()
+        assert stage.spark().size(name) != kept.size_bytes
+        stage.run_batch()
+        taken = stage.snapshotter.take(stage.spark(), 2, stage.query.batch, full=True)
+        (copied,) = [file for file in files_of(stage.root, STAGE, taken.files) if file.name == name]
+        assert stage.root.read(copied.stored) == stage.root.read(kept.stored)
+        assert is_as_it_was(stage.root, copied.stored, copied.size_bytes, copied.sha256)
+
+
+def test_what_was_read_once_is_compared_by_its_content_though_executors_write_there_now() -> None:
+    with on_cluster() as stage:
+        stage.checkpoint()
+        read = [
+            SnapshotFile(file.name, file.stored, *(checksum(stage.root, file.stored) or (0, "")))
+            for file in stage.snapshotter.held.values()
+        ]
+        later = Snapshotter(stage.root, 1, STAGE, SnapshotFiles(added=tuple(read)), reads_gates=False)
+        files = files_of(stage.root, STAGE, later.take(stage.spark(), 2, stage.query.batch, full=True).files)
+        assert {file.name: file.sha256 for file in files} == {file.name: file.sha256 for file in read}
+
+
+def test_a_full_snapshot_copies_side_by_side_where_each_takes_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    at_once: list[int] = []
+    under_way: set[str] = set()
+    copy = BucketRoot.copy
+
+    def copy_slowly(root: BucketRoot, name: str, source: Files, source_name: str) -> None:
+        under_way.add(name)
+        at_once.append(len(under_way))
+        time.sleep(0.01)
+        copy(root, name, source, source_name)
+        under_way.discard(name)
+
+    with on_cluster() as stage:
+        stage.checkpoint()
+        monkeypatch.setattr(BucketRoot, "copy", copy_slowly)
+        taken = stage.snapshotter.take(stage.spark(), 2, stage.query.batch, full=True)
+        names = [file.name for file in files_of(stage.root, STAGE, taken.files)]
+    assert names == list(dict.fromkeys(names))
+    assert 1 < max(at_once) <= 16
+
+
+def test_nothing_is_copied_any_more_when_what_a_full_snapshot_that_failed_has_copied_is_deleted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copy = BucketRoot.copy
+
+    def copy_some(root: BucketRoot, name: str, source: Files, source_name: str) -> None:
+        if name.endswith(".zip"):
+            raise StoreUnavailable("the bucket is away")
+        time.sleep(0.01)
+        copy(root, name, source, source_name)
+
+    with on_cluster() as stage:
+        stage.checkpoint()
+        monkeypatch.setattr(BucketRoot, "copy", copy_some)
+        with pytest.raises(StoreUnavailable):
+            stage.snapshotter.take(stage.spark(), 2, stage.query.batch, full=True)
+        assert not [name for name in stage.there() if "/full/" in name]
 
 
 def test_a_damaged_full_snapshot_of_state_is_named(tmp_path: Path) -> None:

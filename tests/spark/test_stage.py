@@ -19,6 +19,8 @@ from tidegate.engine import generation
 from tidegate.engine.options import Bounds
 from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import StageFailed
+from tidegate.flows.requests import StoreSnapshot
+from tidegate.protocol.aligner import Cut, CutCause
 from tidegate.protocol.backpressure import BacklogBound
 from tidegate.protocol.config import AlignmentConfig, CheckpointConfig
 from tidegate.protocol.coordinator import Obstacle
@@ -310,6 +312,20 @@ def test_a_stage_whose_files_the_disk_does_not_take_has_failed(tmp_path: Path, m
         monkeypatch.setattr(os, "fsync", fsync)
         with pytest.raises(StageFailed, match=r"'middle' failed: what is in .* forced to the disk: .*offsets/0"):
             pipeline.checkpoint()
+
+
+def test_an_attempt_is_needed_until_the_snapshot_of_its_last_cut_is_stored(tmp_path: Path) -> None:
+    """It may name files where they lie: nobody else knows of them before."""
+    with played(tmp_path) as pipeline:
+        pipeline.one_batch_each()
+        stage = pipeline.generation.stages["rows"]
+        _given_up, standing = stage.standing(), stage.standing()
+        stage.move_to(2, stage.progress.checkpoint, stage.output_folder, waiting())
+        cut = Cut(Barrier(1, 1), 0, {}, CutCause.ALIGNED, 0)
+        storing = stage.storing_snapshot(StoreSnapshot("rows", cut, standing))
+        assert stage.oldest_attempt == 1
+        storing()
+        assert stage.oldest_attempt == 2
 
 
 def test_a_batch_without_rows_leaves_no_folder_behind(tmp_path: Path) -> None:

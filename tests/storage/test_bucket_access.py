@@ -12,7 +12,7 @@ import pytest
 from tests.s3_server import ACCESS_KEY, SECRET_KEY, S3Server
 from tidegate.errors import InvalidConfig, StoreUnavailable
 from tidegate.storage import bucket_access
-from tidegate.storage.bucket_access import open_bucket
+from tidegate.storage.bucket_access import credentials_of, open_bucket
 from tidegate.storage.user_paths import is_bucket_url
 
 
@@ -177,3 +177,10 @@ def test_a_file_that_cannot_be_read_is_said_without_its_lines(home: Path) -> Non
     with pytest.raises(InvalidConfig, match=r"\.aws/credentials cannot be read: ") as refused:
         open_bucket("s3://bucket")
     assert "some-secret" not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize("name", ["session_token", "token", "AWS_SESSION_TOKEN", "aws_token"])
+def test_a_token_is_known_by_every_name_that_obstore_has_for_it(name: str) -> None:
+    options = {"access_key_id": "key", "secret_access_key": "secret", name: "for a while"}
+    assert credentials_of(options) == ("key", "secret", "for a while")
+    open_bucket("s3://bucket/root", options)

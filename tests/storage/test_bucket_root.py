@@ -128,6 +128,41 @@ def test_what_is_gone_is_not_waited_for_unless_it_has_to_be_there(machines: Mach
         root.sync([KEPT])
 
 
+def test_what_was_kept_and_has_vanished_unsent_is_said_though_others_may_be_gone(machines: Machines) -> None:
+    """Else a checkpoint would be decided that names what is nowhere."""
+    root = machines.on("here")
+    keep(machines, root)
+    (machines.folder / "here" / KEPT).unlink()
+    with pytest.raises(StoreUnavailable, match=r"could not sync .*1.delta: there is no such file"):
+        root.sync([KEPT, SEGMENT], missing_ok=True)
+    root.delete([KEPT])
+    root.sync([KEPT, SEGMENT], missing_ok=True)
+
+
+def test_what_an_upload_has_sent_before_it_failed_is_deleted_with_the_rest(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what has arrived though its answer was lost."""
+    root, send = machines.on("here"), Bucket.send
+    root.write(SEGMENT, b"rows")
+    names = [SEGMENT, *(f"{KEPT}.{number}" for number in range(3))]
+    for name in names[1:]:
+        keep(machines, root, name=name)
+
+    def loses_an_answer(bucket: Bucket, name: str, path: Path) -> None:
+        send(bucket, name, path)
+        if name == names[2]:
+            raise StoreUnavailable("the answer was lost")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Bucket, "send", loses_an_answer)
+        with pytest.raises(StoreUnavailable, match="the answer was lost"):
+            root.sync(names)
+    assert names[2] in machines.bucket.list()
+    root.delete(names)
+    assert machines.bucket.list() == []
+
+
 def test_a_restart_here_fetches_nothing_and_one_elsewhere_all(machines: Machines) -> None:
     keep(machines, root := machines.on("here"))
     root.sync([KEPT])

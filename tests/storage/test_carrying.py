@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import threading
+import time
+from io import BufferedIOBase
+from pathlib import Path
 
 import msgspec
 import pytest
+from obstore.store import MemoryStore
 
 from tests.storage.test_manifest import a_manifest, a_snapshot
 from tidegate.errors import DamagedCheckpoint, InvariantViolation
 from tidegate.protocol.messages import Flag, Segment, SegmentFile
+from tidegate.storage.bucket import Bucket, BucketPlace
 from tidegate.storage.carrying import Carrying, Numbers
 from tidegate.storage.file_lists import FileLists, SnapshotFile, SnapshotFiles, files_of
+from tidegate.storage.files import Files
+from tidegate.storage.folder import Folder
 from tidegate.storage.inspection import check_files, references
 from tidegate.storage.manifest import Manifest, Origin, StageShape, TableAddress
 from tidegate.storage.memory import Memory
@@ -49,11 +57,11 @@ def a_checkpoint(root: Memory, files: int = 3) -> Manifest:
     return msgspec.structs.replace(a_manifest(), shape={"joined": shape}, stages={"joined": snapshot}, chains={})
 
 
-def carried(root: Memory, target: Memory, manifest: Manifest, *, links: bool = False) -> Manifest:
+def carried(root: Files, target: Files, manifest: Manifest, *, links: bool = False) -> Manifest:
     return Carrying(root, target, manifest, links=links).carry(TO, {"joined": "nothing is staged"}, {}, ORIGIN)
 
 
-def data_of(files: Memory, manifest: Manifest) -> dict[str, bytes | None]:
+def data_of(files: Files, manifest: Manifest) -> dict[str, bytes | None]:
     return {file.name: files.read(file.stored) for file in files_of(files, "joined", manifest.stages["joined"].files)}
 
 
@@ -175,3 +183,53 @@ def test_what_was_carried_can_be_carried_on() -> None:
     segments = again.stages["joined"].in_flight["orders"]
     assert [further.read(each.files[0].path) for each in segments] == [b"rows 5", b"rows 6"]
     assert {RootPaths.generation_of(name) for name in further.list()} == {12}
+
+
+class SlowBucket(Bucket):
+    """Of which reading takes a while. It tells how many do so at once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(MemoryStore(), BucketPlace(f"s3://{name}/", f"s3a://{name}/"))
+        self.now = [0, 0]
+        self.counting = threading.Lock()
+
+    def open(self, name: str) -> BufferedIOBase | None:
+        with self.counting:
+            self.now[0] += 1
+            self.now[1] = max(self.now)
+        time.sleep(0.002)
+        with self.counting:
+            self.now[0] -= 1
+        return super().open(name)
+
+
+def in_a_bucket(files: int) -> tuple[SlowBucket, Manifest]:
+    made, root = Memory(), SlowBucket("bucket")
+    manifest = a_checkpoint(made, files)
+    for name in made.list():
+        root.write(name, made.read(name) or b"")
+    return root, manifest
+
+
+@pytest.mark.parametrize("where", ["folder", "bucket", "another bucket"])
+def test_between_places_of_which_one_is_far_many_are_carried_at_once(tmp_path: Path, where: str) -> None:
+    root, manifest = in_a_bucket(300)
+    targets: dict[str, Files] = {
+        "folder": Folder(tmp_path),
+        "bucket": root.at("savepoint"),
+        "another bucket": SlowBucket("another"),
+    }
+    looks = root.requests["head"]
+    found = carried(root, targets[where], manifest)
+    assert data_of(targets[where], found) == data_of(root, manifest)
+    assert [each.damage for each in check_files(targets[where], found) if each.damage is not None] == []
+    assert 16 <= root.now[1] <= 32
+    synced = 302 if where == "bucket" else 0
+    assert root.requests["head"] - looks == synced, "whether a file is there shows when it is copied"
+
+
+def test_of_a_bucket_too_it_is_told_which_file_is_gone(tmp_path: Path) -> None:
+    root, manifest = in_a_bucket(40)
+    root.delete(["generations/000002/snapshots/joined/ckpt-000007/state/7"])
+    with pytest.raises(DamagedCheckpoint, match="ckpt-000007/state/7 of stage 'joined' is gone"):
+        carried(root, Folder(tmp_path), manifest)

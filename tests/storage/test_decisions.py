@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from tidegate.flows.requests import Asker, Patience
 from tidegate.protocol.config import CheckpointConfig
 from tidegate.protocol.decision_log import CheckpointCompleted, ClaimAnswer, Decision, DecisionLog, encode_decision
 from tidegate.protocol.retention import retained_after
+from tidegate.storage import decisions as stored_decisions
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.paths import RootPaths
@@ -362,3 +363,35 @@ def test_a_record_that_was_created_here_is_not_read(tmp_path: Path) -> None:
     decisions = StoredDecisions(Unread(tmp_path))
     opened(decisions)
     assert decisions.read().generation == 1
+
+
+def test_a_record_that_is_listed_and_cannot_be_read_is_not_looked_for_for_ever(
+    decisions: StoredDecisions, store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_decisions, "_PAUSES_S", (0.0, 0.0))
+    opened(decisions)
+    record = Path(store.location(RootPaths.decision(1)))
+    record.rename(record.with_name("elsewhere"))
+    record.symlink_to("nowhere")
+    record.with_name("elsewhere").unlink()
+    with pytest.raises(
+        StoreUnavailable, match=r"000000000001.json, a record of the decision log, is listed and cannot"
+    ):
+        StoredDecisions(store).read()
+
+
+def test_a_list_that_is_late_is_asked_for_again(
+    decisions: StoredDecisions, store: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a shared file system may be: it still names what was trimmed."""
+    monkeypatch.setattr(stored_decisions, "_PAUSES_S", (0.0, 0.0))
+    opened(decisions)
+    names, late = store.list(RootPaths.DECISIONS), 3
+
+    class Late(Folder):
+        def list(self, folder: str = "", *, but: Collection[str] = ()) -> list[str]:
+            nonlocal late
+            late -= 1
+            return [RootPaths.decision(0), *names] if late > 0 else super().list(folder, but=but)
+
+    assert StoredDecisions(Late(store.location())).read().generation == 1

@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Callable
+from io import BufferedIOBase, BytesIO
 from pathlib import Path
 
 import pytest
@@ -198,3 +199,26 @@ def test_spark_may_write_one_slash_or_three(files: Folder, tmp_path: Path) -> No
     assert files.name_of(f"file:{tmp_path}/root/a%20b") == "a b"
     assert files.name_of(f"file:{tmp_path}/rooted/a") is None
     assert files.name_of("s3a://bucket/a") is None
+
+
+def test_what_comes_from_elsewhere_is_never_in_memory_as_a_whole(tmp_path: Path) -> None:
+    content = os.urandom(3 << 20) * 7
+    asked: list[int] = []
+
+    class Large(BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            asked.append(-1 if size is None else size)
+            return super().read(size)
+
+    class Elsewhere(Memory):
+        def open(self, name: str) -> BufferedIOBase | None:
+            return Large(content) if name == "large" else super().open(name)
+
+    elsewhere = Elsewhere("elsewhere")
+    Folder(tmp_path).copy("a/large", elsewhere, "large")
+    assert (tmp_path / "a" / "large").read_bytes() == content
+    assert 0 < max(asked) <= len(content) // 2
+    assert min(asked) > 0
+    with pytest.raises(StoreUnavailable, match=r"could not copy memory://elsewhere/small to .*/a/small: it is gone"):
+        Folder(tmp_path).copy("a/small", elsewhere, "small")
+    assert list((tmp_path / "writing").iterdir()) == []

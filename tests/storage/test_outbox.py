@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.s3_server import S3Server
+from tests.storage.test_bucket_root import Told
 from tidegate.errors import StoreUnavailable
 from tidegate.storage.bucket import Bucket
 from tidegate.storage.bucket_access import open_bucket
 from tidegate.storage.files import clear
 from tidegate.storage.folder import Folder
 from tidegate.storage.outbox import Outbox
+from tidegate.storage.transfers import Progress
 
 pytestmark = pytest.mark.s3
 
@@ -73,3 +75,16 @@ def test_what_is_written_to_last_goes_to_the_bucket_at_once_and_copies_are_its_o
     files.write("mark", b"1")
     files.keep("second", files, "mark")
     assert (bucket.read("mark"), bucket.read("second"), files.here.list()) == (b"1", b"1", [])
+
+
+def test_how_far_transfers_have_come_is_told(bucket: Bucket, tmp_path: Path) -> None:
+    told: list[tuple[str, Progress]] = []
+    here, there = (Outbox(bucket, Folder(tmp_path / machine), Told(told)) for machine in ("here", "there"))
+    for name in ("1/a", "1/b"):
+        here.at("", durable=False).write(name, b"four")
+    here.sync(["1/a", "1/b"])
+    there.at("1").bring(["a", "b"])
+    assert [each for each in told if each[1].files == 2] == [
+        ("uploading", Progress(2, 2, 8, 8)),
+        ("downloading", Progress(2, 2, 8)),
+    ]

@@ -51,3 +51,11 @@ def test_a_start_logs_what_it_downloads_now_and_then(caplog: pytest.LogCaptureFi
         "downloading 48 of 100 files, 48.0 of 100.0 MB",
         "downloading 88 of 100 files, 88.0 of 100.0 MB",
     ]
+
+
+def test_how_much_there_is_to_download_is_left_out_where_nobody_knows(caplog: pytest.LogCaptureFixture) -> None:
+    time = Time()
+    with caplog.at_level(logging.INFO, "tidegate"), Transfers(time).under_way("downloading", 3) as told:
+        time.now_s += 2
+        told(Progress(1, 3, 2_000_000))
+    assert caplog.messages == ["downloading 1 of 3 files, 2.0 MB"]

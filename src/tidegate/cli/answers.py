@@ -268,7 +268,8 @@ class CheckpointsAnswer(_Answer, tag="checkpoints", kw_only=True):
 
 
 class CheckpointAnswer(_Answer, tag="checkpoint", kw_only=True):
-    """`tidegate checkpoints ID`: one checkpoint in full."""
+    """`tidegate checkpoints ID`: one checkpoint in full. Of one that is not retained, what the history has of it, or
+    what the run says that has it in progress: the graph, positions and what was in flight are empty then."""
 
     root: Root
     pipeline: PipelineName
@@ -293,7 +294,13 @@ class CheckpointAnswer(_Answer, tag="checkpoint", kw_only=True):
         dict[str, dict[str, int]],
         Meta(description="per stage and input, bytes that were in flight at an unaligned cut; where there were any"),
     ]
-    manifest: Annotated[str, Meta(description="the file in the root that lists all it consists of")]
+    manifest: Annotated[
+        str | None,
+        Meta(
+            description="the file in the root that lists all it consists of; null: it was aborted, is in progress, or "
+            "is no longer retained, so that nothing can be restored from it"
+        ),
+    ]
 
 
 class SummaryAnswer(_Answer, tag="summary", kw_only=True):

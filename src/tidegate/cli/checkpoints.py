@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Final
 
 import msgspec
@@ -10,27 +10,24 @@ import typer
 from rich.console import Console, Group
 from rich.text import Text
 
-from tidegate.cli.answers import CheckpointAnswer, CheckpointsAnswer, SummaryAnswer
+from tidegate.cli.answers import CheckpointsAnswer, SummaryAnswer
 from tidegate.cli.exits import Exit
 from tidegate.cli.fitting import Column, fitted
+from tidegate.cli.one_checkpoint import kind_of, manifest_of, show_one, told_by_run, told_if
 from tidegate.cli.options import AsJson, CheckpointId, RootPlace
 from tidegate.cli.speech import say
-from tidegate.cli.tables import watermark_cell, watermark_told
-from tidegate.cli.text import as_bytes, as_duration, as_time, console, counted, plain_table, terminal_width
-from tidegate.engine.control import Life, look
-from tidegate.engine.critical_path import critical_path
+from tidegate.cli.tables import watermark_cell
+from tidegate.cli.text import as_bytes, as_duration, as_time, console, plain_table, terminal_width
 from tidegate.engine.events import CheckpointEnded
-from tidegate.engine.graph import graph_of
 from tidegate.engine.history import Past
 from tidegate.engine.outlook import next_run, next_start
-from tidegate.engine.positions import SourcePosition, positions_of
-from tidegate.engine.status import CheckpointStatus, CutBecause, SinkCommit, StagePart, status_in, with_course
+from tidegate.engine.status import CheckpointStatus, status_in, with_course
 from tidegate.engine.summary import Spread, summary_of
 from tidegate.errors import DamagedCheckpoint, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_id_of, checkpoint_name
 from tidegate.storage.inspection import InspectedRoot
-from tidegate.storage.manifest import Manifest, StageShape, StageSnapshot
+from tidegate.storage.manifest import Manifest
 from tidegate.storage.places import Place, RootGiven
 
 
@@ -46,7 +43,9 @@ def checkpoints_command(
 
     The list holds every checkpoint that the pipeline can be restored from, those that were lately aborted, and the one
     in progress. With an ID: that one stage by stage, with the position of each source in its stream and the batch at
-    which each stage was cut, what it waited for longest, and how long each sink took to commit it.
+    which each stage was cut, what it waited for longest, and how long each sink took to commit it. Of one that was
+    aborted, or is no longer retained, it is shown what the history of the root has (tidegate history): why, what it
+    waited for, and how far each stage came.
 
     With --summary: the smallest, the average, the largest and percentiles of what all those took and stored that are in
     the history (tidegate history), whether or not they can be restored still.
@@ -69,7 +68,7 @@ def checkpoints_command(
         _show_summary(root, inspected, as_json=as_json)
         return
     if checkpoint is not None:
-        _show_one(root, inspected, inspected.find(checkpoint), as_json=as_json)
+        show_one(root, inspected, checkpoint, as_json=as_json)
         return
     listed = _listed(inspected)
     outlook = next_run(inspected)
@@ -129,37 +128,11 @@ _MEASURES: Final[dict[str, tuple[str, Callable[[int], str]]]] = {
 }
 
 
-def _show_one(root: Place, inspected: InspectedRoot, record: CheckpointCompleted, *, as_json: bool) -> None:
-    manifest = _manifest(inspected, record)
-    damage_found = inspected.damage_of(record)
-    checkpoint = with_course(status_in(manifest), _course(inspected, manifest))
-    positions = positions_of(inspected.files, manifest)
-    if as_json:
-        say(_in_full(root, record, manifest, checkpoint, positions, damage_found))
-    else:
-        _print_in_full(manifest, checkpoint, positions, console())
-    if damage_found is not None:
-        if not as_json:
-            console().print(f"damaged: {damage_found}\n{next_run(inspected)}", markup=False, soft_wrap=True)
-        raise typer.Exit(Exit.DAMAGE)
-
-
-def _course(inspected: InspectedRoot, manifest: Manifest) -> CheckpointStatus | None:
-    """How a checkpoint went: as the run says, if that remembers it, or by the history."""
-    name = checkpoint_name(manifest.checkpoint_id)
-    _, status = look(inspected.place)
-    for each in () if status is None else status.checkpoints:
-        if (each.checkpoint, each.generation, each.state) == (name, manifest.generation, "complete"):
-            return each
-    found = Past(inspected.files).checkpoint(name, manifest.triggered_at)
-    return None if found is None else found.checkpoint
-
-
 # -- the list -------------------------------------------------------------------------------------
 
 
 def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
-    told = _told(inspected)
+    told = told_by_run(inspected)
     records = inspected.retained()
     inspected.look_ahead(records)
     completed = [found for record in records if (found := _completed(inspected, record, told)) is not None]
@@ -167,19 +140,6 @@ def _listed(inspected: InspectedRoot) -> list[CheckpointStatus]:
     others = [each for each in told.values() if each.checkpoint not in known and each.state != "complete"]
     # By number: from the millionth on, a name has one digit more.
     return sorted([*completed, *others], key=lambda each: checkpoint_id_of(each.checkpoint) or 0)
-
-
-def _told(inspected: InspectedRoot) -> dict[str, CheckpointStatus]:
-    """What the run says of checkpoints that it has aborted, and while it is alive of those that are not complete yet:
-    of these nothing else tells."""
-    life, status = look(inspected.place)
-    if status is None:
-        return {}
-    found = [each for each in status.checkpoints if each.state in ("aborted", "complete")]
-    if life is Life.ALIVE:
-        found += [each for each in status.checkpoints if each.state == "committing"]
-        found += status.in_progress
-    return {each.checkpoint: each for each in found}
 
 
 def _completed(
@@ -207,21 +167,6 @@ def _completed(
     return msgspec.structs.replace(found, state="committing") if is_late else found
 
 
-def kind_of(checkpoint: CheckpointStatus, *, is_short: bool = False) -> str:
-    """For people; where it is short, without why it is unaligned. Of one that was aborted, or is in progress, it is not
-    known yet."""
-    if checkpoint.state in ("preparing", "prepared", "deciding"):
-        return "in progress"
-    if checkpoint.state == "aborted":
-        return ""
-    kind = checkpoint.alignment.partition(" ")[0] if is_short else checkpoint.alignment
-    if checkpoint.full:
-        kind += ", full"
-    if checkpoint.drain:
-        kind += ", drain"
-    return kind
-
-
 def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: Console) -> None:
     if not listed:
         out.print(f"pipeline {inspected.pipeline} has no checkpoint yet; a run completes one at every interval")
@@ -236,11 +181,11 @@ def _print_list(inspected: InspectedRoot, listed: list[CheckpointStatus], out: C
             short=[Text(kind_of(each, is_short=True)) for each in listed],
         ),
         Column("time (UTC)", [Text(as_time(each.triggered_at or "")) for each in listed], 3, is_number=False),
-        Column("duration", [_told_if(as_duration, each.duration_ms) for each in listed], 2),
-        Column("alignment", [_told_if(as_duration, each.alignment_ms) for each in listed], 7),
-        Column("new", [_told_if(as_bytes, each.new_bytes) for each in listed], 5),
-        Column("total", [_told_if(as_bytes, each.total_bytes) for each in listed], 6),
-        Column("in flight", [_told_if(as_bytes, each.in_flight_bytes or None) for each in listed], 8),
+        Column("duration", [told_if(as_duration, each.duration_ms) for each in listed], 2),
+        Column("alignment", [told_if(as_duration, each.alignment_ms) for each in listed], 7),
+        Column("new", [told_if(as_bytes, each.new_bytes) for each in listed], 5),
+        Column("total", [told_if(as_bytes, each.total_bytes) for each in listed], 6),
+        Column("in flight", [told_if(as_bytes, each.in_flight_bytes or None) for each in listed], 8),
         *_watermark_column(listed),
         Column(
             "state",
@@ -270,128 +215,8 @@ def _watermark_column(listed: list[CheckpointStatus]) -> list[Column]:
     return [Column("watermark (UTC)", cells, 9, is_number=False)] if any(timed) else []
 
 
-def _told_if(told: Callable[[int], str], value: int | None) -> Text:
-    return Text("" if value is None else told(value))
-
-
 def _state(checkpoint: CheckpointStatus) -> str:
     return "complete" if checkpoint.state == "committing" else checkpoint.state
-
-
-# -- one in full ----------------------------------------------------------------------------------
-
-
-def _in_full(
-    root: Place,
-    record: CheckpointCompleted,
-    manifest: Manifest,
-    checkpoint: CheckpointStatus,
-    positions: dict[str, tuple[SourcePosition, ...]],
-    damage: str | None,
-) -> CheckpointAnswer:
-    return CheckpointAnswer(
-        root=str(root),
-        pipeline=manifest.pipeline,
-        checkpoint=checkpoint if damage is None else msgspec.structs.replace(checkpoint, state="damaged", why=damage),
-        graph=graph_of(manifest),
-        source_positions={
-            name: stage.source_positions for name, stage in manifest.stages.items() if stage.source_positions
-        },
-        positions=positions,
-        critical_path=critical_path(checkpoint),
-        in_flight={name: sizes for name, stage in manifest.stages.items() if (sizes := _in_flight(stage))},
-        manifest=record.manifest,
-    )
-
-
-def _in_flight(stage: StageSnapshot) -> dict[str, int]:
-    sizes = {name: sum(each.size_bytes for each in segments) for name, segments in stage.in_flight.items()}
-    return {name: size for name, size in sizes.items() if size}
-
-
-def _print_in_full(
-    manifest: Manifest,
-    checkpoint: CheckpointStatus,
-    positions: dict[str, tuple[SourcePosition, ...]],
-    out: Console,
-) -> None:
-    out.print(f"[bold]{checkpoint_name(manifest.checkpoint_id)}[/] of pipeline {manifest.pipeline}")
-    out.print(
-        f"{kind_of(checkpoint)}, epoch {manifest.epoch}, generation {manifest.generation}, attempt {manifest.attempt}"
-    )
-    out.print(
-        f"taken at {as_time(manifest.triggered_at)} UTC in {as_duration(manifest.duration_ms)}; "
-        f"{as_bytes(manifest.new_bytes)} new of {as_bytes(manifest.total_bytes)}"
-    )
-    if checkpoint.waited_for is not None:
-        # Whole in a pipe, where somebody may look for it; folded where it would not fit.
-        out.print(f"what it waited for: {checkpoint.waited_for}", markup=False, soft_wrap=not out.is_terminal)
-    stages = [(shape, manifest.stages[name]) for name, shape in manifest.shape.items()]
-    if any(shape.has_event_time for shape, _ in stages):
-        out.print(f"the pipeline's watermark: {watermark_told(manifest.min_watermark_ms)}")
-    columns = [
-        Column("kind", [Text(shape.kind) for shape, _ in stages], 5, is_number=False),
-        Column("cut at batch", [Text("none yet" if each.cut is None else str(each.cut)) for _, each in stages], 1),
-        Column("barrier after", [Text(as_duration(each.barrier_ms)) for _, each in stages], 7),
-        Column("aligned in", [Text(as_duration(each.alignment_ms)) for _, each in stages], 6),
-        Column("stored in", [Text(as_duration(each.snapshot_ms)) for _, each in stages], 4),
-        Column("new", [Text(as_bytes(each.new_bytes)) for _, each in stages], 3),
-        Column("total", [Text(as_bytes(each.total_bytes)) for _, each in stages], 2),
-        Column("watermark (UTC)", [_watermark(each) for each in stages], 8, is_number=False),
-        Column("reads", [Text(", ".join(shape.inputs)) for shape, _ in stages], 9, is_number=False),
-    ]
-    out.print(Group(*fitted("stage", list(manifest.shape), columns, terminal_width()).lines()))
-    for name, part in checkpoint.stages.items():
-        for line in _how_cut(name, part):
-            out.print(line, markup=False, soft_wrap=True)
-    for name, commit in checkpoint.commits.items():
-        out.print(f"{name} {_committed(commit)}", markup=False, soft_wrap=True)
-    for name, stage in manifest.stages.items():
-        for position in positions.get(name, ()):
-            out.print(f"source {name} stands at: {position.words}", markup=False, soft_wrap=True)
-        for each, segments in stage.in_flight.items():
-            if segments:
-                size = as_bytes(sum(segment.size_bytes for segment in segments))
-                count = f"{len(segments)} segment{'s' if len(segments) > 1 else ''}"
-                out.print(f"in flight from {each} to {name}: {count}, {size}", markup=False)
-
-
-def _committed(commit: SinkCommit) -> str:
-    tries = "" if not commit.failures else f", after {counted(commit.failures, 'failure')}: {commit.why}"
-    if commit.took_ms is None:
-        return f"has not committed it{tries}"
-    return f"committed it in {as_duration(commit.took_ms)}{tries}"
-
-
-def _watermark(stage: tuple[StageShape, StageSnapshot]) -> Text:
-    shape, snapshot = stage
-    return watermark_cell(snapshot.watermark_ms, has_event_time=shape.has_event_time)
-
-
-_CUT_BECAUSE: Final[dict[CutBecause, str]] = {
-    "timeout": "it was not aligned by then (--unaligned-after)",
-    "always": "no stage waits (--unaligned-after 0s)",
-    "asked": "the checkpoint was asked for so",
-    "upstream": "a stage before it was",
-}
-
-
-def _how_cut(name: str, part: StagePart) -> Iterator[str]:
-    """What there is to say of a stage that was not just aligned."""
-    after = as_duration(part.alignment_ms or 0)
-    if part.cut_because is not None and part.cut_because != "aligned":
-        yield f"{name} was cut unaligned after {after}: {_CUT_BECAUSE[part.cut_because]}"
-    if part.over_bound:
-        yield f"{name} had to keep aligning: more was in flight to it than a cut may capture (--max-inflight)"
-
-
-def _manifest(inspected: InspectedRoot, record: CheckpointCompleted) -> Manifest:
-    try:
-        return inspected.manifest(record)
-    except DamagedCheckpoint as damage:
-        then = str(next_run(inspected))  # which says what is damaged, if it depends on it
-        what = "" if str(damage) in then else f"{checkpoint_name(record.checkpoint_id)} is damaged: {damage}; "
-        raise DamagedCheckpoint(f"{what}{then}") from damage
 
 
 def newest_manifest(root: RootGiven) -> tuple[InspectedRoot, Manifest | None]:
@@ -399,7 +224,7 @@ def newest_manifest(root: RootGiven) -> tuple[InspectedRoot, Manifest | None]:
     inspected = InspectedRoot(root)
     while (newest := inspected.log().newest) is not None:
         try:
-            return inspected, _manifest(inspected, newest)
+            return inspected, manifest_of(inspected, newest)
         except UnknownCheckpoint:
             continue  # the run has removed it meanwhile
     return inspected, None

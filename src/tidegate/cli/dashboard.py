@@ -38,7 +38,11 @@ def dashboard_command(
         typer.Option(dir_okay=False, help="The file with the token; it is made, for you alone, if it is not there."),
     ] = None,
     allow_host: Annotated[
-        list[str], typer.Option(metavar="NAME", help="Another name by which it is reached, as behind a proxy.")
+        list[str],
+        typer.Option(
+            metavar="NAME",
+            help="Another name by which it is reached, as behind a proxy; then everything needs the token.",
+        ),
     ] = [],  # noqa: B006 - typer takes it as it is
     as_json: AsJson = False,
 ) -> None:
@@ -48,9 +52,10 @@ def dashboard_command(
     several pipelines, and opens no port in a driver. It starts no Spark. What it shows is under /api/v1 for scripts
     too, and as metrics for Prometheus under /metrics. It runs until it is stopped, by Ctrl-C or SIGTERM.
 
-    Nobody but this machine reaches it, unless --host says so: then every request needs the token, and so does every
-    action (checkpoint, savepoint, cancel, stop), which --allow-actions allows. The token is in --token-file, or in the
-    variable TIDEGATE_DASHBOARD_TOKEN, or in a file under ~/.local/state/tidegate.
+    Nobody but this machine reaches it, unless --host says so, or --allow-host that a proxy stands before it: then every
+    request needs the token, and so does every action (checkpoint, savepoint, cancel, stop), which --allow-actions
+    allows. The token is in --token-file, or in the variable TIDEGATE_DASHBOARD_TOKEN, or in a file under
+    ~/.local/state/tidegate.
 
     Needs the extra: pip install 'tidegate[dashboard]'.
 
@@ -91,12 +96,12 @@ def open_dashboard(
 ) -> tuple[Dashboard, Token | None]:
     """One that listens; as a context it answers."""
     try:
-        from tidegate.dashboard.guard import is_loopback
+        from tidegate.dashboard.guard import is_open
         from tidegate.dashboard.server import Dashboard
         from tidegate.dashboard.token import token_in
     except ImportError as error:
         raise InvalidConfig("for a dashboard install Tidegate with it: pip install 'tidegate[dashboard]'") from error
-    needs_token = allow_actions or not is_loopback(host)
+    needs_token = allow_actions or not is_open(host, hosts or ())
     if token_file is not None and not needs_token:
         raise InvalidConfig(
             "--token-file has no effect: on loopback only actions need a token; give --allow-actions too"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
-from tidegate.dashboard.moments import age_ms
+from tidegate.dashboard.moments import age_ms, apart_ms
 from tidegate.dashboard.values import Alert
 from tidegate.engine.control import Life, has_spoken
 from tidegate.engine.status import CheckpointStatus, RunStatus
@@ -82,7 +82,9 @@ def _late(status: RunStatus, newest_first: Sequence[CheckpointStatus], interval:
     except InvalidConfig:
         return None
     done = next((each for each in newest_first if each.state in ("complete", "committing")), None)
-    since = status.started_at if done is None or done.triggered_at is None else done.triggered_at
+    since = status.started_at  # a run owes nothing for the time before it
+    if done is not None and done.triggered_at is not None and (apart_ms(since, done.triggered_at) or 0) > 0:
+        since = done.triggered_at
     if (age_ms(since) or 0) <= max(_LEAST_S, _INTERVALS_WITHOUT * every_s) * 1000:
         return None
     return f"no checkpoint was completed since {since}, though one is to be taken every {interval}"

@@ -113,6 +113,7 @@ class Attempts:
         """`kept`: those that the log retains, by their manifests. `damage`: what is wrong with which of them."""
         self._happened = happened
         self._kept = kept
+        self._status = status
         self.damage = damage
         self._over = dict(self._told_elsewhere(life, status))
         more = sorted(each for each in self._over if each not in happened.ended)
@@ -140,6 +141,16 @@ class Attempts:
 
     def get(self, number: int) -> CheckpointStatus | None:
         return self._over.get(number) or self._happened.ended.get(number)
+
+    def is_in_doubt(self, number: int) -> bool:
+        """Whether the last run has decided it, and was not heard to say that all tables show it: it may have been
+        killed before."""
+        found, known = self._kept.get(number), self._happened.ended.get(number)
+        if self._status is None or found is None or found.generation != self._status.generation:
+            return False
+        told = [] if known is None else [known]
+        told += [each for each in self._status.checkpoints if each.checkpoint == found.checkpoint]
+        return not any(each.state == "complete" for each in told)
 
     def row(self, number: int) -> CheckpointRow | None:
         found = self.get(number)

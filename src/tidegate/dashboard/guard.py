@@ -2,9 +2,11 @@
 
 - The `Host` of every request must be one by which the dashboard is reached: else a page from elsewhere could have its
   own name lead here, and read what we answer. A browser's `Origin`, where it is sent, must be our own.
-- Off loopback every request needs the token, the page too; an action needs it wherever it comes from. It is a header,
-  never a cookie and never in an address. A browser that opens the page can only send it as a password (`Basic`), which
-  it then sends by itself: so that is good for looking, and no action takes it.
+- Off loopback every request needs the token, the page too; an action needs it wherever it comes from. Where it is known
+  by other names, something stands before it that others reach, and every request needs it as well: all of these come
+  from this machine then, and their `Host` is what somebody elsewhere has written. It is a header, never a cookie and
+  never in an address. A browser that opens the page can only send it as a password (`Basic`), which it then sends by
+  itself: so that is good for looking, and no action takes it.
 - Every answer says that it is no script, style or frame of anybody else's.
 """
 
@@ -35,17 +37,7 @@ _HEADERS: Final = (
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
-_IN_URL: Final = re.compile(rb"://[^/@\s\"\\]*:[^/@\s\"\\]*@")
-_BY_NAME: Final = re.compile(rb"\b(password|passwd|pwd|secret|token)=[^\s\"\\&;,]+", re.IGNORECASE)
 _LOOPBACK_NAMES: Final = ("127.0.0.1", "localhost", "[::1]")
-
-
-def without_secrets(data: bytes) -> bytes:
-    """An answer, without what looks like credentials. Nothing that is kept in a root should hold any; but a message of
-    somebody else's library, which was noted as the cause of a failure, may quote what it was given."""
-    if b"@" in data:
-        data = _IN_URL.sub(b"://...@", data)
-    return _BY_NAME.sub(rb"\1=...", data) if b"=" in data else data
 
 
 def is_loopback(host: str) -> bool:
@@ -57,6 +49,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_open(host: str, more_hosts: Collection[str] = ()) -> bool:
+    """Whether whoever reaches it may look without the token: nobody can but from this machine."""
+    return is_loopback(host) and not more_hosts
+
+
 class Guard:
     """As an ASGI application around another one."""
 
@@ -66,10 +63,11 @@ class Guard:
         """`host`, `port`: where it listens. `more_hosts`: other names by which it is reached."""
         self._app = app
         self._port = port
-        self._is_open = is_loopback(host)
+        self._is_on_loopback = is_loopback(host)
+        self._is_open = is_open(host, more_hosts)
         self._token = token
         names = set(_LOOPBACK_NAMES) | {_bracketed(host.lower())}
-        if not self._is_open:
+        if not self._is_on_loopback:
             names.add(socket.gethostname().lower())
         self._names = names
         self._more = {name.lower() for name in more_hosts}
@@ -134,7 +132,7 @@ class Guard:
         if port != self._port:
             return False
         # An address cannot be made to lead here by anybody: only names can.
-        return name in self._names or (not self._is_open and _is_address(name))
+        return name in self._names or (not self._is_on_loopback and _is_address(name))
 
 
 def _parted(host: str) -> tuple[str, int]:

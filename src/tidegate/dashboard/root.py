@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Executor
@@ -25,7 +26,7 @@ from tidegate.dashboard.comparing import compared
 from tidegate.dashboard.kept import Kept
 from tidegate.dashboard.moments import age_ms, moment
 from tidegate.dashboard.phases import spans_of
-from tidegate.dashboard.tables import ShownTables
+from tidegate.dashboard.tables import Decided, ShownTables, sealed_in
 from tidegate.dashboard.values import (
     Alert,
     CheckpointDetail,
@@ -67,6 +68,8 @@ from tidegate.storage.system import say
 
 _LOOKED_AT: Final = 50
 """How many of the last checkpoints alerts are made of."""
+_MOST_FOR_TABLES: Final = 1_000
+"""Checkpoints that are looked for in tables."""
 _MOST_IN_FULL: Final = 64
 """Checkpoints of which all is kept that was read."""
 T = TypeVar("T")
@@ -97,6 +100,10 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     retained: dict[int, CheckpointCompleted] = {}
     kept: dict[int, CheckpointStatus] = {}
     """The same, by their manifests."""
+    sealed: dict[int, dict[str, int]] = {}
+    """Of those whose manifests can be read, what their tables have to show (`sealed_in`)."""
+    left_behind: frozenset[int] = frozenset()
+    """Those from which the pipeline has not come: it was set back behind them."""
     newest: CheckpointCompleted | None = None
     """Of the lineage that the next run goes on from."""
     manifest: Manifest | None = None
@@ -106,11 +113,34 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()
 
 
+class _Stored(msgspec.Struct, frozen=True):
+    """What is kept of a manifest that was read."""
+
+    status: CheckpointStatus
+    sealed: dict[str, int] | None = None
+    """None: the manifest is damaged."""
+
+
+class _Foreseen(msgspec.Struct, frozen=True):
+    """What the next run does, as it was told last."""
+
+    told: str
+    newest: CheckpointCompleted | None
+    """Which checkpoint was the newest then."""
+    at_s: float
+
+    def is_due(self, newest: CheckpointCompleted | None, fresh_s: float) -> bool:
+        """Whether it is to be told anew, and would be read anew if it were asked for."""
+        return newest != self.newest and time.monotonic() - self.at_s > fresh_s
+
+
 class _InFull(msgspec.Struct, frozen=True, kw_only=True):
     """What a manifest tells of a checkpoint, and the tables of it."""
 
     positions: dict[str, tuple[str, ...]] = {}
     files: dict[str, StageFiles] = {}
+    chains: dict[str, tuple[str, ...]] = {}
+    """By the last of stages that ran as one query, those before it."""
     tables: dict[str, ShownVersion] = {}
     problems: tuple[str, ...] = ()
 
@@ -128,23 +158,25 @@ class ShownRoot:
         self._past = Past(place.files)
         self._inspected: dict[Callable[[], object], InspectedRoot] = {}
         """Whoever looks has one of its own: each is for one thread at a time."""
-        self._statuses: dict[str, CheckpointStatus] = {}
+        self._stored: dict[str, _Stored] = {}
         """Of manifests that were read, by their checksums."""
         self._shown_tables = ShownTables()
         self._full: OrderedDict[str, Kept[_InFull]] = OrderedDict()
         self._full_lock = threading.Lock()
         self._happened = Happened(())
         self._known_last: Known | None = None
+        self._foreseen: _Foreseen | None = None
         self._word: Kept[tuple[Life, RunStatus | None]] = self._kept(lambda: look(place), pace.word_s)
         self._known: Kept[Known] = self._kept(self._read_known, pace.known_s)
         self._events: Kept[Happened] = self._kept(self._read_events, pace.known_s)
         self._damage: Kept[dict[int, str]] = self._kept(self._read_damage, pace.damage_s)
         self._outlook: Kept[Outlook] = self._kept(self._read_outlook, pace.outlook_s)
-        self._tables: Kept[Tables] = self._kept(self._read_tables, pace.tables_s)
+        # Who asks for it when something has happened, and then no more, is not given what was before.
+        self._tables: Kept[Tables] = self._kept(self._read_tables, pace.tables_s, stale_times=1)
         self._summary: Kept[CheckpointsSummary] = self._kept(lambda: self.attempts().summary(), pace.known_s)
 
-    def _kept(self, read: Callable[[], T], fresh_s: float) -> Kept[T]:
-        return Kept(lambda: _told(read), self._beside, fresh_s, fresh_s * _STALE_TIMES)
+    def _kept(self, read: Callable[[], T], fresh_s: float, stale_times: int = _STALE_TIMES) -> Kept[T]:
+        return Kept(lambda: _told(read), self._beside, fresh_s, fresh_s * stale_times)
 
     def warm_up(self) -> None:
         """Read what takes long, beside, before somebody asks for it."""
@@ -162,7 +194,7 @@ class ShownRoot:
         if log is None:
             return Known(pipeline=inspected.pipeline, root_id=inspected.id, problems=tuple(problems))
         records = {each: found for each in sorted(log.retained) if (found := log.completed(each)) is not None}
-        kept, new = self._read_manifests(records, problems)
+        stored, new = self._read_manifests(records, problems)
         manifest = self._newest_manifest(log, records, new, problems)
         graph = {} if manifest is None else graph_of(manifest)
         before = self._known_last
@@ -170,7 +202,9 @@ class ShownRoot:
             pipeline=inspected.pipeline,
             root_id=inspected.id,
             retained=records,
-            kept=kept,
+            kept={number: each.status for number, each in stored.items()},
+            sealed={number: each.sealed for number, each in stored.items() if each.sealed is not None},
+            left_behind=frozenset(records).difference(each.checkpoint_id for each in log.lineage()),
             newest=log.newest,
             manifest=manifest,
             graph=graph,
@@ -192,26 +226,26 @@ class ShownRoot:
 
     def _read_manifests(
         self, records: Mapping[int, CheckpointCompleted], problems: list[str]
-    ) -> tuple[dict[int, CheckpointStatus], Mapping[str, bytes]]:
+    ) -> tuple[dict[int, _Stored], Mapping[str, bytes]]:
         """Each of them once; also what was read of those that are new."""
-        new = {each.manifest: each for each in records.values() if each.manifest_sha256 not in self._statuses}
+        new = {each.manifest: each for each in records.values() if each.manifest_sha256 not in self._stored}
         names = [name for name in new if RootPaths.is_inside(name)]
         found = _read_or_noted(lambda: self.place.files.read_all(names), problems) or {}
-        statuses = {
-            each.manifest_sha256: self._statuses[each.manifest_sha256]
+        whole = {
+            each.manifest_sha256: self._stored[each.manifest_sha256]
             for each in records.values()
-            if each.manifest_sha256 in self._statuses
+            if each.manifest_sha256 in self._stored
         }
-        kept: dict[int, CheckpointStatus] = {}
+        stored: dict[int, _Stored] = {}
         for number, record in records.items():
-            status = statuses.get(record.manifest_sha256)
-            if status is None:
-                status = _status_of(record, found.get(record.manifest))
-                if status.state != "damaged":
-                    statuses[record.manifest_sha256] = status
-            kept[number] = status
-        self._statuses = statuses
-        return kept, found
+            read = whole.get(record.manifest_sha256)
+            if read is None:
+                read = _stored_in(record, found.get(record.manifest))
+                if read.sealed is not None:
+                    whole[record.manifest_sha256] = read
+            stored[number] = read
+        self._stored = whole
+        return stored, found
 
     def _newest_manifest(
         self,
@@ -257,18 +291,30 @@ class ShownRoot:
         return found
 
     def _read_outlook(self) -> Outlook:
-        return next_run(self._inspect(self._read_outlook), is_alive=self._word.get()[0] is not Life.STOPPED)
+        newest, at_s = self._known.get().newest, time.monotonic()
+        is_alive = self._word.get()[0] is not Life.STOPPED
+        found = next_run(self._inspect(self._read_outlook), is_alive=is_alive)
+        self._foreseen = _Foreseen(str(found), newest, at_s)
+        return found
 
     def _read_tables(self) -> Tables:
         known = self._known.get()
         attempts = self.attempts()
-        done = [found for _, found in islice(attempts.completed(), 1_000)]
-        shown = next((each.checkpoint for each in done if each.state == "complete"), None)
-        if known.newest is not None:  # after a restore, what was left behind is shown no more
-            newest = checkpoint_name(known.newest.checkpoint_id)
-            state = next((each.state for each in done if each.checkpoint == newest), None)
-            shown = newest if state == "complete" else shown
-        return self._shown_tables.look(known.manifest, known.root_id, done, shown)
+        completed = dict(islice(attempts.completed(), _MOST_FOR_TABLES))
+        newest = max(completed, default=0) if known.newest is None else known.newest.checkpoint_id
+        left_behind = {number for number in completed if number > newest or number in known.left_behind}
+        lineage = [number for number in completed if number not in left_behind]
+        complete = [number for number in lineage if completed[number].state == "complete"]
+        told = next((number for number in complete if not attempts.is_in_doubt(number)), None)
+        decided = Decided(
+            newest_first=list(completed.values()),
+            lineage=[completed[number] for number in lineage],
+            left_behind=[completed[number] for number in completed if number in left_behind],
+            shown=None if told is None else completed[told],
+            in_doubt=completed[complete[0]] if complete and complete[0] != told else None,
+            sealed={checkpoint_name(number): each for number, each in known.sealed.items()},
+        )
+        return self._shown_tables.look(known.manifest, known.root_id, decided)
 
     # -- what is told -----------------------------------------------------------------------------
 
@@ -346,14 +392,37 @@ class ShownRoot:
 
     def live(self) -> Live:
         word = _read_or_noted(self._word.get)
-        happened = _read_or_noted(self._events.get)
         return Live(
             self.pipeline_summary(),
             None if word is None else word[1],
-            None if happened is None else happened.newest,
+            newest_event=self._newest_event(),
+            mark=self._mark(),
         )
 
+    def _newest_event(self) -> str | None:
+        happened = _read_or_noted(self._events.get)
+        return None if happened is None else happened.newest
+
+    def _mark(self) -> str:
+        """Of what `detail` is made of, as it was read last: who asks for that whenever this changes is not left with
+        what was before. Nothing is read for it that whoever looks does not need anyway."""
+        life, status = _read_or_noted(self._word.get) or (Life.STOPPED, None)
+        known = _read_or_noted(self._known.get)
+        newest = None if known is None else known.newest
+        foreseen = self._foreseen
+        of = (
+            life,
+            None if status is None else (status.generation, *status.stages),
+            newest,
+            None if known is None else known.problems,
+            None if foreseen is None else foreseen.told,
+            foreseen is not None and foreseen.is_due(newest, self._pace.outlook_s),
+            self._settings(),
+        )
+        return hashlib.sha256(repr(of).encode()).hexdigest()[:12]
+
     def detail(self, *, actions_allowed: bool) -> PipelineDetail:
+        mark = self._mark()  # before all that it is of: what changes meanwhile is told again
         known = self.known()
         problems = list(known.problems)
         word = _read_or_noted(self._word.get, problems)
@@ -377,6 +446,8 @@ class ShownRoot:
             settings=self._settings(),
             actions_allowed=actions_allowed,
             problems=tuple(dict.fromkeys(problems)),
+            newest_event=self._newest_event(),
+            mark=mark,
         )
 
     def checkpoints(self, states: Collection[CheckpointState] | None, before: int | None, limit: int) -> Checkpoints:
@@ -395,7 +466,7 @@ class ShownRoot:
             retained=row.retained,
             is_savepoint=row.is_savepoint,
             positions=full.positions,
-            files=full.files,
+            files=_files_of(row.checkpoint.stages.keys(), full.files, full.chains),
             tables=full.tables,
             gantt=spans_of(row.checkpoint),
             problems=full.problems,
@@ -463,6 +534,7 @@ class ShownRoot:
                 for name, found in positions_of(self.place.files, manifest).items()
             },
             files=files,
+            chains=manifest.chains,
             tables={name: self._version_of(name, manifest) for name in manifest.shape if _table(manifest, name)},
             problems=tuple(problems),
         )
@@ -485,6 +557,19 @@ def _has_time(event: AnyEvent) -> bool:
     if not isinstance(event, CheckpointEnded) or event.checkpoint.triggered_at is None:
         return True
     return moment(event.checkpoint.triggered_at) is not None
+
+
+def _files_of(
+    told: Collection[str], files: Mapping[str, StageFiles], chains: Mapping[str, tuple[str, ...]]
+) -> dict[str, StageFiles]:
+    """By the stages that are `told` of. What Spark keeps for a chain is stored for the first of its stages, while a run
+    tells of the last one only: that one has the files of all."""
+    found = dict(files)
+    for last, before in chains.items():
+        if not any(each in told for each in before):
+            of = [found.pop(each) for each in (*before, last) if each in found]
+            found[last] = StageFiles(sum(each.count for each in of), sum(each.bytes for each in of))
+    return found
 
 
 def _table(manifest: Manifest, name: str) -> bool:
@@ -516,20 +601,23 @@ def _read_or_noted(read: Callable[[], T], problems: list[str] | None = None) -> 
     return None
 
 
-def _status_of(record: CheckpointCompleted, data: bytes | None) -> CheckpointStatus:
-    """By its manifest, or that this is damaged."""
+def _stored_in(record: CheckpointCompleted, data: bytes | None) -> _Stored:
+    """What its manifest tells, or that this is damaged."""
     try:
         if data is None:
             raise DamagedCheckpoint(f"{record.manifest}, which {RootPaths.decision(record.slot)} names, is gone")
-        return status_in(decode_manifest(data, record.manifest_sha256, record.manifest))
+        manifest = decode_manifest(data, record.manifest_sha256, record.manifest)
+        return _Stored(status_in(manifest), sealed_in(manifest))
     except TidegateError as damaged:
-        return CheckpointStatus(
-            checkpoint=checkpoint_name(record.checkpoint_id),
-            state="damaged",
-            aligned=record.aligned,
-            generation=record.generation,
-            epoch=record.epoch,
-            why=str(damaged),
+        return _Stored(
+            CheckpointStatus(
+                checkpoint=checkpoint_name(record.checkpoint_id),
+                state="damaged",
+                aligned=record.aligned,
+                generation=record.generation,
+                epoch=record.epoch,
+                why=str(damaged),
+            )
         )
 
 

@@ -19,7 +19,7 @@ from tidegate.errors import UnknownCheckpoint
 API: Final = "/api/v1"
 _NAME: Final = re.compile(r"(?:ckpt-)?([0-9]{1,15})")
 _LONGEST_PAGE: Final = 500
-_KINDS: Final[dict[str, type[Any]]] = {str(each.__struct_config__.tag): each for each in get_args(events.AnyEvent)}
+KINDS: Final[dict[str, type[Any]]] = {str(each.__struct_config__.tag): each for each in get_args(events.AnyEvent)}
 
 
 class WrongQuery(Exception):
@@ -122,7 +122,7 @@ def _checkpoints(asked: Asked) -> values.Checkpoints:
 
 def _history(asked: Asked) -> values.History:
     kinds = asked.query.get("kinds")
-    wanted = None if kinds is None else [_KINDS[each] for each in kinds]
+    wanted = None if kinds is None else [KINDS[each] for each in kinds]
     return asked.root.history(wanted, asked.query.get("before"), asked.query.get("limit", 50))
 
 
@@ -184,8 +184,8 @@ ROUTES: Final = (
         values.History,
         _history,
         (
-            _among("kinds", "only events of these kinds", tuple(_KINDS)),
-            _matching("before", _BEFORE, "[0-9]{1,16}-[0-9A-Za-z_-]{1,64}", "1767323045000-0a1b2c"),
+            _among("kinds", "only events of these kinds", tuple(KINDS)),
+            _matching("before", _BEFORE, "[0-9]{1,16}-[0-9A-Za-z_.-]{1,64}", "1767323045000-ckpt-000042.3"),
             _LIMIT,
         ),
     ),

@@ -23,7 +23,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route as Served
 
 from tidegate.dashboard.actions import act
-from tidegate.dashboard.guard import Guard, is_loopback, without_secrets
+from tidegate.dashboard.guard import Guard, is_open
 from tidegate.dashboard.openapi import document
 from tidegate.dashboard.page import INDEX, page_files
 from tidegate.dashboard.root import ShownRoot
@@ -39,6 +39,7 @@ from tidegate.dashboard.routes import (
     query_of,
     status_of,
 )
+from tidegate.dashboard.scrubbing import without_secrets
 from tidegate.dashboard.token import Token
 from tidegate.dashboard.values import ActionName, Live, Pipelines, Problem
 from tidegate.errors import InvalidConfig, TidegateError
@@ -51,6 +52,7 @@ _STREAMS_AT_ONCE: Final = 200
 _LOOK_EVERY_S: Final = 0.5
 _LIST_EVERY_S: Final = 1.0
 _HEARTBEAT_S: Final = 10.0
+_STILL_HERE: Final = b": still here\n\n"
 _NO_STORE: Final = {"Cache-Control": "no-store"}
 _NAMES: Final[tuple[ActionName, ...]] = get_args(ActionName)
 
@@ -203,30 +205,36 @@ class Pages:
 
     async def _events(self, name: str, look: Callable[[], Any], every_s: float) -> AsyncIterator[bytes]:
         self._streams += 1
+        reading: asyncio.Future[Any] | None = None
         try:
             last: Any = None
             told_s = 0.0
             while not self.is_closing:
-                found = await anyio.to_thread.run_sync(look)
+                reading = asyncio.ensure_future(anyio.to_thread.run_sync(look))
+                while not (await asyncio.wait([reading], timeout=_HEARTBEAT_S))[0]:
+                    yield _STILL_HERE
+                found = reading.result()
                 now_s = time.monotonic()
                 if (timeless := _without_age(found)) != last:
                     last, told_s = timeless, now_s
                     yield b"event: %s\ndata: %s\n\n" % (name.encode(), without_secrets(msgspec.json.encode(found)))
                 elif now_s - told_s > _HEARTBEAT_S:
                     told_s = now_s
-                    yield b": still here\n\n"
+                    yield _STILL_HERE
                 await asyncio.sleep(every_s)
         except Exception:
             _log.exception("a stream of the dashboard has failed; this is a defect")
         finally:
             self._streams -= 1
+            if reading is not None:
+                reading.cancel()
 
 
 def _without_age(found: Live | Pipelines) -> Any:
     """What is compared: that a checkpoint is older than before is no change."""
     if isinstance(found, Pipelines):
         return tuple(map(_ageless, found.pipelines))
-    return _ageless(found.summary), found.status, found.newest_event
+    return _ageless(found.summary), found.status, found.newest_event, found.mark
 
 
 def _ageless(summary: Any) -> Any:
@@ -287,8 +295,8 @@ class Dashboard:
         token: Token | None = None,
         more_hosts: Collection[str] = (),
     ) -> None:
-        """`port` 0: a free one. `token`: needed with `allow_actions`, and off loopback."""
-        if token is None and (allow_actions or not is_loopback(host)):
+        """`port` 0: a free one. `token`: needed with `allow_actions`, off loopback, and with `more_hosts`."""
+        if token is None and (allow_actions or not is_open(host, more_hosts)):
             raise InvalidConfig("without a token the dashboard only shows, and on loopback only")
         self._beside = ThreadPoolExecutor(4, "tidegate-dashboard")
         shown = [ShownRoot(place, self._beside) for place in roots]

@@ -1,7 +1,8 @@
 """Which checkpoint each table of a pipeline shows, and what each checkpoint has added to it.
 
-Of Delta tables their log is read, a version once: it records the epoch that a version shows (`sinks/delta/log.py`). Of
-others only the run can tell: when a checkpoint is complete, every table shows it.
+Of Delta tables their log is read, a version once: it records the epoch and the batch that a version shows
+(`sinks/delta/log.py`), and whatever others tell, that counts. Of other tables only the run can tell: when a checkpoint
+is complete, every table shows it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any, Final
 import msgspec
 
 from tidegate.dashboard.moments import moment
-from tidegate.dashboard.values import AddedRows, ShownTable, TableRow, Tables
+from tidegate.dashboard.values import AddedRows, MissingVersion, ShownTable, TableRow, Tables
 from tidegate.engine.status import CheckpointStatus, as_moment
 from tidegate.errors import TidegateError
+from tidegate.sinks.contract import decode_committable
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.system import say
@@ -24,6 +26,32 @@ from tidegate.storage.system import say
 MOST_ROWS: Final = 200
 _MOST_VERSIONS: Final = 600
 """That are read of a table that nobody has looked at yet, and kept of any."""
+
+
+class Decided(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoints of a root that are decided, as far as tables are concerned."""
+
+    newest_first: Sequence[CheckpointStatus] = ()
+    lineage: Sequence[CheckpointStatus] = ()
+    """Those among them that the pipeline has come from, newest first."""
+    left_behind: Sequence[CheckpointStatus] = ()
+    """The others: it was set back behind them."""
+    shown: CheckpointStatus | None = None
+    """The newest that all tables show, as far as the run tells."""
+    in_doubt: CheckpointStatus | None = None
+    """A newer one, of which the run has not told that."""
+    sealed: Mapping[str, Mapping[str, int]] = {}
+    """By the names of those whose manifests were read: by the sinks, the last batch with rows that its table shows when
+    it shows the checkpoint, -1 if there is none."""
+
+
+def sealed_in(manifest: Manifest) -> dict[str, int]:
+    """By its sinks, the last batch with rows that a checkpoint knows of, -1 if there is none."""
+    return {
+        name: -1 if stage.committable is None else decode_committable(stage.committable).last_with_rows
+        for name, stage in manifest.stages.items()
+        if name in manifest.shape and manifest.shape[name].table is not None
+    }
 
 
 class Version(msgspec.Struct, frozen=True):
@@ -73,6 +101,8 @@ class ReadTable:
         self._sink = sink
         self._root_number = root_number
         self._versions: dict[int, Version] = {}
+        self._next_batch: int | None = None
+        """The first that it does not show yet, as its newest record of this root says."""
         self.newest: int | None = None
 
     def look(self) -> None:
@@ -90,6 +120,10 @@ class ReadTable:
                     self._versions[number] = Version(number, None, None, {})
         for number in sorted(self._versions)[:-_MOST_VERSIONS]:
             del self._versions[number]
+        newest_first = (self._versions[number] for number in sorted(self._versions, reverse=True))
+        records = (each.records.get(self._sink, {}) for each in newest_first)
+        own = (each for each in records if each.get("root", self._root_number) == self._root_number)
+        self._next_batch = next((each["batch"] for each in own if "batch" in each), None)
 
     def by_epoch(self) -> dict[int, Version]:
         """The first version that shows an epoch of this root: what comes later has not added its rows."""
@@ -107,6 +141,16 @@ class ReadTable:
             if (epoch := self._epoch(version)) is not None:
                 return epoch, version
         return None
+
+    def has(self, batch: int) -> bool:
+        """Whether it shows the rows of a batch, as its own record says. Where that is too old to be read, it does."""
+        if self._next_batch is not None:
+            return batch < self._next_batch
+        return batch < 0 or not self.is_read_from_the_start
+
+    @property
+    def is_read_from_the_start(self) -> bool:
+        return not self._versions or 0 in self._versions
 
     def showing(self, epoch: int, last_with_rows: int) -> int | None:
         """The last version that shows an epoch and none later, where that is plain: its only writer of this pipeline is
@@ -145,10 +189,8 @@ class ShownTables:
         self._lock = threading.Lock()
         self._read: dict[tuple[str, str, str], ReadTable] = {}
 
-    def look(
-        self, manifest: Manifest | None, root_id: str, newest_first: Sequence[CheckpointStatus], shown: str | None
-    ) -> Tables:
-        """`newest_first`: completed checkpoints. `shown`: the newest that all tables show, as far as the run tells."""
+    def look(self, manifest: Manifest | None, root_id: str, decided: Decided) -> Tables:
+        """`manifest`: the newest."""
         if manifest is None:
             return Tables((), (), ())
         addresses = {name: shape.table for name, shape in manifest.shape.items() if shape.table is not None}
@@ -164,22 +206,23 @@ class ShownTables:
                 except (TidegateError, OSError) as error:
                     whys[sink] = str(error) if isinstance(error, TidegateError) else say(error)
                     problems.append(f"the table {table.address} of sink {sink!r} cannot be read: {whys[sink]}")
-        by_epoch = {each.epoch: each for each in newest_first}
         tables = tuple(
-            _shown(sink, table, found.get(sink), whys.get(sink), by_epoch, shown) for sink, table in addresses.items()
+            _shown(sink, table, read, decided)
+            if (read := found.get(sink)) is not None and sink not in whys
+            else _told(sink, table, read, decided, whys.get(sink))
+            for sink, table in addresses.items()
         )
-        return Tables(tables, tuple(_matrix(found, addresses, newest_first[:MOST_ROWS])), tuple(problems))
+        readable = {sink: read for sink, read in found.items() if sink not in whys}
+        return Tables(tables, tuple(_matrix(readable, addresses, decided)), tuple(problems))
 
     def version_of(self, sink: str, table: TableAddress, manifest: Manifest, root_id: str) -> int:
         """The version of a Delta table that shows a checkpoint. `CheckpointNotVisible`, in words, if none does."""
         # It brings deltalake.
-        from tidegate.sinks.contract import decode_committable
         from tidegate.sinks.delta.home import home_of
         from tidegate.sinks.delta.reading import sinks_sharing, table_at
 
         if manifest.origin is None:
-            sealed = manifest.stages[sink].committable
-            last = -1 if sealed is None else decode_committable(sealed).last_with_rows
+            last = sealed_in(manifest)[sink]
             read = self._table(table, manifest.pipeline, sink, root_id)
             with self._lock:
                 read.look()
@@ -200,24 +243,39 @@ class ShownTables:
         return self._read[key]
 
 
-def _shown(
-    sink: str,
-    table: TableAddress,
-    read: ReadTable | None,
-    why: str | None,
-    by_epoch: Mapping[int, CheckpointStatus],
-    shown: str | None,
+def _shown(sink: str, table: TableAddress, read: ReadTable, decided: Decided) -> ShownTable:
+    """By its own record."""
+    last = read.last()
+    shown = next((each for each in decided.lineage if _is_shown(each, sink, read, decided)), None)
+    if last is not None:  # it has yet to be set back
+        shown = next((each for each in decided.left_behind if each.epoch == last[0]), shown)
+    return _as_shown(sink, table, shown, read)
+
+
+def _is_shown(checkpoint: CheckpointStatus, sink: str, read: ReadTable, decided: Decided) -> bool:
+    sealed = decided.sealed.get(checkpoint.checkpoint)
+    if sealed is not None:
+        return sink in sealed and read.has(sealed[sink])
+    last = read.last()
+    return checkpoint.state == "complete" or (last is not None and last[0] == checkpoint.epoch)
+
+
+def _told(sink: str, table: TableAddress, read: ReadTable | None, decided: Decided, why: str | None) -> ShownTable:
+    """Of a table that cannot be asked, by what the run has told."""
+    if why is None and decided.in_doubt is not None:
+        why = f"no run has told yet whether it shows {decided.in_doubt.checkpoint}"
+    return _as_shown(sink, table, decided.shown, read, why)
+
+
+def _as_shown(
+    sink: str, table: TableAddress, shown: CheckpointStatus | None, read: ReadTable | None, why: str | None = None
 ) -> ShownTable:
-    told = next((each for each in by_epoch.values() if each.checkpoint == shown), None)
-    last = None if read is None else read.last()
-    if last is not None and last[0] in by_epoch and (told is None or last[0] >= told.epoch):
-        told = by_epoch[last[0]]
     return ShownTable(
         sink=sink,
         kind=table.kind,
         address=table.address,
-        shows=None if told is None else told.checkpoint,
-        since=None if told is None else _since(told, sink, last),
+        shows=None if shown is None else shown.checkpoint,
+        since=None if shown is None else _since(shown, sink, None if read is None else read.last()),
         version=None if read is None else read.newest,
         why=why,
     )
@@ -234,14 +292,24 @@ def _since(checkpoint: CheckpointStatus, sink: str, last: tuple[int, Version] | 
 
 
 def _matrix(
-    read: Mapping[str, ReadTable], addresses: Mapping[str, TableAddress], newest_first: Iterable[CheckpointStatus]
+    read: Mapping[str, ReadTable], addresses: Mapping[str, TableAddress], decided: Decided
 ) -> Iterable[TableRow]:
+    """`read`: those that could be."""
     epochs = {sink: table.by_epoch() for sink, table in read.items()}
-    for checkpoint in newest_first:
+    first = {sink: 0 if table.is_read_from_the_start else min(epochs[sink], default=0) for sink, table in read.items()}
+    for checkpoint in decided.newest_first[:MOST_ROWS]:
         versions: dict[str, AddedRows | None] = {}
+        missing: dict[str, MissingVersion] = {}
+        sealed = decided.sealed.get(checkpoint.checkpoint, {})
         for sink in addresses:
             version = epochs.get(sink, {}).get(checkpoint.epoch)
             versions[sink] = (
                 None if version is None else AddedRows(version=version.number, rows_added=version.rows_added)
             )
-        yield TableRow(checkpoint=checkpoint.checkpoint, versions=versions)
+            if version is not None:
+                continue
+            if sink not in read or checkpoint.epoch < first[sink]:
+                missing[sink] = "not_known"
+            elif not read[sink].has(sealed.get(sink, -1)):
+                missing[sink] = "not_shown"
+        yield TableRow(checkpoint=checkpoint.checkpoint, versions=versions, missing=missing)

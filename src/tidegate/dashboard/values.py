@@ -19,6 +19,11 @@ from tidegate.storage.manifest import StageKind
 
 Key = Annotated[str, Meta(description="by which the root is asked for here: no path")]
 CheckpointName = Annotated[str, Meta(description="its name, such as `ckpt-000042`")]
+NewestEvent = Annotated[str | None, Meta(description="what changes when there is more in the history")]
+Mark = Annotated[
+    str,
+    Meta(description="what changes when the graph, the settings or what the next run does are told otherwise"),
+]
 Cursor = Annotated[str | None, Meta(description="what to give as `before` for the next page; null: there is none")]
 
 ShownLife = Literal["alive", "hanging", "stopped", "unreadable"]
@@ -27,6 +32,7 @@ ActionName = Literal["checkpoint", "savepoint", "cancel", "stop"]
 Phase = Literal[
     "beginning", "waiting", "aligning", "catching_up", "recording", "storing", "quorum", "deciding", "committing"
 ]
+MissingVersion = Literal["not_shown", "not_known"]
 EventKind = Literal["checkpoint", "start", "failure", "end", "savepoint", "rewind"]
 
 
@@ -136,6 +142,8 @@ class PipelineDetail(msgspec.Struct, frozen=True, kw_only=True):
     settings: Annotated[dict[str, str], Meta(description="the options that the last run was started with; no secrets")]
     actions_allowed: Annotated[bool, Meta(description="whether the dashboard was started with --allow-actions")]
     problems: Annotated[tuple[str, ...], Meta(description="what could not be read, and is therefore missing here")]
+    newest_event: NewestEvent
+    mark: Mark
 
 
 class Live(msgspec.Struct, frozen=True):
@@ -143,8 +151,8 @@ class Live(msgspec.Struct, frozen=True):
 
     summary: PipelineSummary
     status: RunStatus | None
-    newest_event: str | None = None
-    """What changes when there is more in the history."""
+    newest_event: NewestEvent
+    mark: Mark
 
 
 # -- checkpoints ------------------------------------------------------------------------------------
@@ -356,8 +364,17 @@ class TableRow(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoint: CheckpointName
     versions: Annotated[
-        dict[str, AddedRows | None], Meta(description="by the names of the sinks; null: it added nothing there")
+        dict[str, AddedRows | None],
+        Meta(description="by the names of the sinks; null: it added nothing there, or `missing` says why"),
     ]
+    missing: Annotated[
+        dict[str, MissingVersion],
+        Meta(
+            description="of the sinks without a version, those to which it may have added something: `not_shown`: the "
+            "table lacks rows of it, until it is committed, `not_known`: the table tells nothing of it, or cannot be "
+            "read"
+        ),
+    ] = {}
 
 
 class Tables(msgspec.Struct, frozen=True):

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 import msgspec
 
@@ -21,7 +22,7 @@ from tidegate.protocol.decision_log import Brought, CheckpointCompleted, Copied
 from tidegate.protocol.names import checkpoint_name
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.sinks.contract import Committable, decode_committable
-from tidegate.storage.carrying import Carrying, Numbers
+from tidegate.storage.carrying import Carrying, Numbers, side_by_side
 from tidegate.storage.files import Files, clear
 from tidegate.storage.inspection import InspectedRoot, references
 from tidegate.storage.manifest import Manifest, Origin, TableAddress, encode_manifest
@@ -98,25 +99,29 @@ def sealed_when_shown(manifest: Manifest) -> dict[str, str]:
 @contextmanager
 def pinned(root: InspectedRoot, record: CheckpointCompleted) -> Iterator[tuple[Files, Manifest]]:
     """A checkpoint of a root that stays while it is copied, whatever the run that is alive drops: its files by second
-    names."""
+    names. Once all have one it no longer matters whether the root retains it: what is copied is these, the manifest is
+    read, and what it has sealed is asked of the tables.
+    """
     folder = f"{RootPaths.PINS}/{datetime.now(UTC):%Y%m%d}-{uuid.uuid4().hex}"
     pins = root.files.at(folder, durable=False)
-    _forget_old_pins(root)
+    # The folder is new, so that in a bucket nobody has to look whether a name is taken.
+    give = pins.copy if root.place.is_far else pins.keep
     try:
         try:
             manifest = root.manifest(record)
-            for each in references(root.files, manifest):
-                pins.keep(each, root.files, each)
-        except (DamagedCheckpoint, StoreUnavailable):
-            root.find(record.checkpoint_id)  # one that the run has dropped meanwhile is unknown by now
-            raise
-        if not root.is_retained(record.checkpoint_id):
+            names = references(root.files, manifest)
+            # Within a bucket nothing passes through this process.
+            side_by_side(((0, partial(give, each, root.files, each)) for each in names), pins)
+        except (DamagedCheckpoint, StoreUnavailable) as error:
+            if root.is_retained(record.checkpoint_id):
+                raise
             name = checkpoint_name(record.checkpoint_id)
-            raise UnknownCheckpoint(f"{name} was dropped by the run while it was about to be copied")
+            raise UnknownCheckpoint(f"{name} was dropped by the run while it was about to be copied") from error
         yield pins, manifest
     finally:
         with suppress(StoreUnavailable):
             clear(root.files, folder)
+            _forget_old_pins(root)
 
 
 def _forget_old_pins(root: InspectedRoot) -> None:

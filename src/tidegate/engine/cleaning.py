@@ -217,6 +217,7 @@ class Cleaning:
         """What the last clean-up has found and deleted."""
         self._leftovers.forget(self._deleted)
         for stage in self._stages.values():
+            stage.on_deleted(self._deleted)
             if isinstance(stage.output, ChannelOutput):
                 stage.output.reclaimed(self._deleted)
         if self._walked is not None:

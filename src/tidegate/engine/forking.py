@@ -180,8 +180,16 @@ def _check_writes_there(root: Place, source: _Forked) -> None:
 
 
 def _check_is_free(to: Place) -> None:
-    if not to.is_empty():
+    if not to.is_empty() and not _was_never_used(to.files):
         raise InvalidConfig(f"{to} is there and is not empty; a fork gets a root of its own, which is made for it")
+
+
+def _was_never_used(files: Files) -> bool:
+    """Whether a root holds nothing but what somebody has left who was killed before a fork was decided there. The next
+    one is made over it: what is brought gets numbers above what was left, and the first run removes that."""
+    if read_owner(files) is None or files.list(RootPaths.DECISIONS):
+        return False
+    return files.exists(RootPaths.FORK) or not files.list(RootPaths.GENERATIONS)
 
 
 def _own_addresses(manifest: Manifest, suffix: str, given: Mapping[str, str]) -> dict[str, TableAddress]:

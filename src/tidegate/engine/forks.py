@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from tidegate.errors import ForeignRoot, InvalidPipeline
+from tidegate.errors import ForeignRoot, InvalidPipeline, RecoveryRefused
 from tidegate.sinks import function
 from tidegate.sinks.contract import MovableSink, Sink
 from tidegate.sinks.delta.home import home_of
@@ -81,7 +81,16 @@ def read_fork(files: Files) -> Fork | None:
 def as_run_on(pipeline: Pipeline, root: Files) -> Pipeline:
     """A pipeline as it is run on a root: that of a fork writes to the fork's own tables."""
     fork = read_fork(root)
-    return pipeline if fork is None else pipeline.with_stages(lambda each: _redirected(each, fork))
+    if fork is None:
+        return pipeline
+    if not root.list(RootPaths.DECISIONS):
+        # Run all the same, it would begin with nothing and write to tables of which nobody has heard.
+        raise RecoveryRefused(
+            f"{root.location()} was to be a fork of {fork.root}, and has no decision log: whoever made it was stopped "
+            f"before the fork was decided, or the log is gone. What to do: make it again with `tidegate fork`, or "
+            f"restore the folder {RootPaths.DECISIONS} from a backup if it ever ran"
+        )
+    return pipeline.with_stages(lambda each: _redirected(each, fork))
 
 
 def _redirected(definition: StageDefinition, fork: Fork) -> StageDefinition:

@@ -11,11 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tidegate.errors import (
-    DamagedCheckpoint,
-    ForeignRoot,
-    StoreUnavailable,
-)
+from tidegate.errors import DamagedCheckpoint, ForeignRoot
 from tidegate.protocol.names import checkpoint_name
 from tidegate.sinks.contract import BoundSink, FileSink, SinkPlace, decode_committable
 from tidegate.sinks.delta.home import Home, home_of
@@ -24,11 +20,12 @@ from tidegate.spark.snapshot import first_position
 from tidegate.spark.sources import existing, going_on
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.files import Files
-from tidegate.storage.inspection import RootOwner, owner_record, read_owner
+from tidegate.storage.inspection import RootOwner, claim_root, read_owner
 from tidegate.storage.manifest import Manifest, StageShape
 from tidegate.storage.mounted import Mounted
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.places import Pace, Place, RootGiven, as_given
+from tidegate.storage.transfers import Transfers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,6 +41,8 @@ class SeenRoot:
         self.store = store
         self.work = store
         """Where Spark lives, by the same names."""
+        self.transfers: Transfers | None = None
+        """Of a run that lives on it: how far what goes to a bucket has come, the root's or a table's."""
         self.decisions = StoredDecisions(store)
         owner = read_owner(store)
         if owner is not None:
@@ -52,7 +51,8 @@ class SeenRoot:
 
     def place_of(self, sink: str, session: SparkSession | None = None) -> SinkPlace:
         """Where a sink of this name is bound to."""
-        return SinkPlace(self.pipeline, sink, self.store.at(RootPaths.sink(sink)), session, self.id)
+        files = self.store.at(RootPaths.sink(sink))
+        return SinkPlace(self.pipeline, sink, files, session, self.id, self.transfers)
 
     def _check_own(self, owner: RootOwner) -> None:
         if owner.pipeline != self.pipeline:
@@ -91,6 +91,7 @@ class Root(SeenRoot):
         self.id = self._claim_root(root_id or uuid.uuid4().hex)
         self.pace = Pace() if found is None else found.pace
         if found is not None:
+            self.transfers = found.transfers
             found.claimed(self.id)
 
     def _claim_root(self, root_id: str) -> str:
@@ -101,13 +102,7 @@ class Root(SeenRoot):
                 raise ForeignRoot(
                     f"{self.store.location()} has a decision log but no {RootPaths.PIPELINE}: it is damaged"
                 )
-            self.store.create(RootPaths.PIPELINE, owner_record(RootOwner(self.pipeline, root_id)))
-            # Another run may have been first.
-            owner = read_owner(self.store)
-            if owner is None:
-                raise StoreUnavailable(
-                    f"{self.store.location(RootPaths.PIPELINE)} was written and is not there; start again"
-                )
+            owner = claim_root(self.store, RootOwner(self.pipeline, root_id))
         self._check_own(owner)
         self.store.sync(
             [RootPaths.PIPELINE], missing_ok=True

@@ -57,6 +57,7 @@ from tidegate.protocol.commit import CommitPermit
 from tidegate.protocol.recovery import SinkFacts
 from tidegate.storage.files import Files
 from tidegate.storage.manifest import Manifest, TableAddress
+from tidegate.storage.transfers import Transfers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -76,7 +77,8 @@ class SinkPlace(msgspec.Struct, frozen=True):
     """Which stage of which pipeline a sink serves.
 
     `files`, in the pipeline's root, are for what the sink must remember and has no table for. `session` is there while
-    the pipeline runs. `root` is the id of that root, which no other root has.
+    the pipeline runs. `root` is the id of that root, which no other root has. `transfers` are told how far what goes to
+    a bucket, or comes from one, has come.
     """
 
     pipeline: str
@@ -84,6 +86,7 @@ class SinkPlace(msgspec.Struct, frozen=True):
     files: Files
     session: SparkSession | None = None
     root: str = ""
+    transfers: Transfers | None = None
 
     @property
     def fsync(self) -> bool:

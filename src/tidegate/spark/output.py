@@ -7,8 +7,9 @@ from typing import Final
 
 from tidegate.errors import DamagedCheckpoint
 from tidegate.spark.definition import OutputMode
-from tidegate.spark.filelog import read_sink_log, remove_files, seed_sink_log
+from tidegate.spark.filelog import checked_by, read_sink_log, remove_files, seed_sink_log
 from tidegate.storage.files import Files, clear
+from tidegate.storage.parquet import is_written
 
 _BATCH_FOLDER: Final = "batch-"
 
@@ -22,10 +23,13 @@ def written_files(output: Files, batch: int, mode: OutputMode) -> list[tuple[str
     """The files that a committed batch has written, by their names in the output, with their sizes."""
     if mode != "append":
         folder = batch_folder(batch)
-        sizes = {name: output.size(name) for name in output.list(folder) if name.endswith(".parquet")}
-        files = [(name, size) for name, size in sizes.items() if size is not None]
+        listed = output.list(folder)
+        written = [name for name in listed if is_written(name, folder)]
+        files = [(name, size) for name in written if (size := output.size(name)) is not None]
+        if left := [name for name in listed if checked_by(name) not in written]:
+            output.delete(left)  # what a task that was lost has left stays else until its generation is over
         if not files:
-            clear(output, folder)  # a batch without rows and with partitions: nobody else would
+            clear(output, folder)  # a batch without rows and with partitions
         return files
     entries = read_sink_log(output, batch)
     if entries is None:

@@ -4,7 +4,7 @@ half there and half on the driver's machine."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +15,9 @@ from pyspark.find_spark_home import _find_spark_home
 from tidegate.errors import InvalidConfig
 from tidegate.spark.jvm import java_class
 from tidegate.storage.files import Files
+from tidegate.storage.folder import near
 from tidegate.storage.mounted import Mounted
+from tidegate.storage.paths import RootPaths
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -65,6 +67,8 @@ _HADOOP: Final = re.compile(r"hadoop-client-api-([0-9.]+)\.jar")
 
 _PREFIX: Final = "fs.s3a.bucket."
 _ALWAYS: Final = ".performance.flags"
+_PROVIDER: Final = "aws.credentials.provider"
+_KEYS: Final = ("access.key", "secret.key", "session.token", "endpoint")
 
 
 class _Told:
@@ -74,6 +78,10 @@ class _Told:
         self.of: dict[str, dict[str, str]] = {}
         self.renewed: set[str] = set()
         """Buckets that Hadoop may have opened with what it was told before."""
+        self.for_folder: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {}
+        """By bucket: the folder that it was last told of one for, since no query ran, and how that is reached."""
+        self.links: dict[str, set[str]] = {}
+        """By stage: what leads Spark to the folders of its last attempt."""
 
 
 _told: WeakKeyDictionary[SparkContext, _Told] = WeakKeyDictionary()
@@ -93,20 +101,70 @@ def prepare(session: SparkSession, settings: Mapping[str, str]) -> None:
             "with the package org.apache.hadoop:hadoop-aws of its version of Hadoop"
         )
     told = _tell(session, settings)
+    told.for_folder.clear()  # what a run before this one was told may be of other keys
     while told.renewed:
         uri = java_class(session, "java.net.URI").create(f"s3a://{told.renewed.pop()}/")
         java_class(session, "org.apache.hadoop.fs.FileSystem").get(uri, _hadoop(session)).close()
 
 
-def mount(session: SparkSession, *folders: Files) -> None:
-    """Let Spark find folders that lie half in a bucket. Nothing to do for others."""
-    for folder in folders:
+def mount(session: SparkSession, checkpoint: Files, *others: Files) -> None:
+    """Let Spark find the folders of an attempt of a stage, Spark's checkpoint and others, that lie half in a bucket.
+    Nothing to do for those that do not.
+
+    What led to those of the stage's attempt before is forgotten: its query has ended, and every batch of every query
+    would carry it along. Who still tidies up there, as Spark's upkeep of state does, has settings of its own. That file
+    system is not closed: it would close those that its names lead to, which are everybody's.
+    """
+    hadoop, links = _hadoop(session), dict[str, str]()
+    for folder in (checkpoint, *others):
         if isinstance(folder, Mounted):
             folder.make_near()
-            _tell(session, folder.settings())  # and nothing is closed: other queries run by now
-            hadoop = _hadoop(session)
-            for key, target in folder.links().items():
-                hadoop.set(key, target)
+            settings = folder.settings()
+            _check_same_keys(session, settings, folder.location(), folder.settings)
+            _tell(session, settings)  # and nothing is closed: other queries run by now
+            links |= folder.links()
+    for key, target in links.items():
+        hadoop.set(key, target)
+    with _telling:
+        told = _told.setdefault(session.sparkContext, _Told())
+        before = told.links.pop(stage := _stage_of(checkpoint), set())
+        if links:
+            told.links[stage] = set(links)
+    for key in before - links.keys():
+        hadoop.unset(key)
+
+
+def _stage_of(checkpoint: Files) -> str:
+    """By what all attempts of a stage on this machine are known, in whatever generation."""
+    location = near(checkpoint).location()
+    root, _, inside = location.rpartition(f"/{RootPaths.GENERATIONS}/")
+    return f"{root}/{RootPaths.stage_of(f'{RootPaths.GENERATIONS}/{inside}')}" if root else location
+
+
+def _check_same_keys(
+    session: SparkSession, settings: Mapping[str, str], folder: str, asked_again: Callable[[], dict[str, str]]
+) -> None:
+    """Refuse two folders of one bucket, a root's and a table's, that are reached with different keys: Hadoop opens a
+    bucket once in each process, so that one of them would be read and written with those of the other."""
+    hadoop, bucket = _hadoop(session), _bucket_of(settings)
+    with _telling:
+        told = _told.setdefault(session.sparkContext, _Told())
+        before = told.for_folder.get(bucket)
+        told.for_folder[bucket] = (folder, asked_again)
+        ours = told.of.get(bucket, {})
+    provider = f"{_PREFIX}{bucket}.{_PROVIDER}"
+    if before is None or hadoop.get(provider) != ours.get(provider):
+        return  # its user has said how keys are found, for all folders of it
+    other, ask_other = before
+    # Asked at the same moment: keys may have been renewed since the other was told.
+    theirs, own = ask_other(), asked_again()
+    for key in (f"{_PREFIX}{bucket}.{each}" for each in _KEYS):
+        if hadoop.get(key) == ours.get(key) and theirs.get(key) != own.get(key):
+            raise InvalidConfig(
+                f"{folder} and {other} are in one bucket and are reached with different keys, or at different "
+                f"endpoints: executors open a bucket once, with those of either. What to do: give both the same, or "
+                f"put them into two buckets"
+            )
 
 
 def _hadoop(session: SparkSession) -> Any:
@@ -116,7 +174,7 @@ def _hadoop(session: SparkSession) -> Any:
 def _tell(session: SparkSession, settings: Mapping[str, str]) -> _Told:
     """Tell Hadoop what it was not told of a bucket, and anew what it was told by us."""
     hadoop = _hadoop(session)
-    (bucket,) = (key.removeprefix(_PREFIX).removesuffix(_ALWAYS) for key in settings if key.endswith(_ALWAYS))
+    bucket = _bucket_of(settings)
     with _telling:
         # Else each mount would have a client of its own, with all its threads.
         hadoop.set("fs.viewfs.enable.inner.cache", "false")
@@ -136,3 +194,8 @@ def _tell(session: SparkSession, settings: Mapping[str, str]) -> _Told:
         if before is not None and ours != before:
             told.renewed.add(bucket)
     return told
+
+
+def _bucket_of(settings: Mapping[str, str]) -> str:
+    (bucket,) = (key.removeprefix(_PREFIX).removesuffix(_ALWAYS) for key in settings if key.endswith(_ALWAYS))
+    return bucket

@@ -11,7 +11,8 @@ was tried in vain is never loaded: only one that the commit log of its batch nam
 gone before anybody looked, those before it are kept as well.
 
 Where the root holds state where Spark has written it (`Files.hold`), Spark deletes none of it. What no snapshot refers
-to any more is then kept as long as Spark might want it: for the last hundred versions, as Spark itself does.
+to any more is then kept as long as Spark might want it: for the last hundred versions, as Spark itself does. Then it is
+told to be unneeded, once, with the checkpoints that refer to it: whoever is told keeps it as long as one is retained.
 
 A full snapshot refers to no file of another checkpoint, nor shares one with Spark: each is copied, and is compared with
 what was known of it. So it vouches for nothing that was damaged since.
@@ -34,7 +35,7 @@ from tidegate.errors import DamagedCheckpoint, StoreUnavailable
 from tidegate.protocol.retention import StoredFile
 from tidegate.spark.filelog import is_of_files, log_offset, read_offsets
 from tidegate.storage.file_lists import MOST_IN_A_MANIFEST, FileLists, SnapshotFile, SnapshotFiles
-from tidegate.storage.files import Files, checksum, is_same
+from tidegate.storage.files import ETAG, Files, checksum, is_same
 from tidegate.storage.manifest import SourceStream
 from tidegate.storage.mounted import for_spark, side_by_side
 from tidegate.storage.paths import RootPaths
@@ -211,17 +212,24 @@ def _shared_files(checkpoint: Files, snapshot: str) -> list[str]:
     ]
 
 
-def stale_state(names: Iterable[str], version: int, shared: Callable[[str], list[str]]) -> list[str]:
+def stale_state(
+    names: Iterable[str], version: int, held: Iterable[str], shared: Callable[[str], list[str]]
+) -> list[str]:
     """What of the state no version needs that Spark retains, by the rules by which it deletes itself. `names`: without
     what full snapshots share. `shared`: what one of these does.
+
+    `held`: what the last snapshot has. Nothing goes from where that begins on: the next one, and Spark, build upon it
+    as well. A newer full snapshot may be of a task that was tried in vain, and then nobody does.
 
     What was uploaded for a full snapshot that was never completed is not known here: it goes with its generation.
     """
     found: dict[str, None] = {}
+    begins_at = _first_full_versions(held)
     for folder, files in _visible_by_folder(names).items():
         versioned = [match for name in files if (match := _STATE_FILE.fullmatch(name))]
-        full = {int(match[1]): f"{folder}/{match[0]}" for match in versioned if match[3] in _FULL}
+        full = [int(match[1]) for match in versioned if match[3] in _FULL]
         oldest = max((number for number in full if number <= version - _RETAINED_VERSIONS), default=0)
+        oldest = min(oldest, begins_at.get(folder, 0))
         stale = [match for match in versioned if int(match[1]) < oldest]
         if not stale:
             continue
@@ -231,6 +239,16 @@ def stale_state(names: Iterable[str], version: int, shared: Callable[[str], list
         found.update(dict.fromkeys(gone))
         found.update(dict.fromkeys(each for name in zips if name in gone for each in shared(name) if each not in used))
     return list(found)
+
+
+def _first_full_versions(held: Iterable[str]) -> dict[str, int]:
+    """The version of the first full snapshot among these files, by the folder of its store."""
+    found: dict[str, int] = {}
+    for name in held:
+        folder, _, last = name.rpartition("/")
+        if (match := _STATE_FILE.fullmatch(last)) and match[3] in _FULL:
+            found[folder] = min(int(match[1]), found.get(folder, int(match[1])))
+    return found
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -302,8 +320,10 @@ class Snapshotter:
         self._found: _Found | None = None
         self._found_at: tuple[str, int | None] | None = None
         self._committed: frozenset[str] = frozenset()
-        # What no snapshot refers to any more, and is left to Spark for now, with the checkpoints that do.
-        self._parted: dict[str, StoredFile] = {}
+        # What snapshots refer to, or did, where Spark has written it, with the checkpoints that do. Until it is gone.
+        self._in_place: dict[str, StoredFile] = {}
+        # What of it, and of what none ever referred to, was told to be unneeded, and is not deleted yet.
+        self._told: set[str] = set()
         self._shares: dict[str, list[str]] = {}
         self._swept_at = 0
         # What was stored in vain, or is about to be: of a snapshot that failed, until another one is taken.
@@ -319,10 +339,15 @@ class Snapshotter:
         return self._lists.paths()
 
     def in_place(self) -> frozenset[str]:
-        """What of it, and of snapshots before it, lies where Spark has written it."""
+        """What of it, and of snapshots before it, lies where Spark has written it, and is not deleted yet."""
         # It is asked for beside whoever takes the next one.
-        parted, files = tuple(self._parted), tuple(self._lists.files.values())
-        return frozenset((*parted, *(file.stored for file in files if self._is_in_place(file.stored))))
+        return frozenset(tuple(self._in_place))
+
+    def on_deleted(self, paths: Iterable[str]) -> None:
+        """What was told to be unneeded is gone."""
+        for path in paths:
+            self._in_place.pop(path, None)
+            self._told.discard(path)
 
     def _is_in_place(self, stored: str) -> bool:
         return RootPaths.is_working(stored) and RootPaths.generation_of(stored) == self._generation
@@ -362,8 +387,12 @@ class Snapshotter:
         unneeded |= {each.stored for each in unnamed}
         unneeded -= {each.stored for each in lists.lists}
         self._begun = {}
-        parted = {stored for stored in unneeded if self._is_in_place(stored)}
-        self._parted.update((stored, kept_until(checkpoint_id, stored)) for stored in parted)
+        in_place = set(filter(self._is_in_place, fresh.values()))
+        self._in_place.update((stored, StoredFile(stored, self._generation, checkpoint_id)) for stored in in_place)
+        unneeded |= in_place - kept  # what a full snapshot has copied from there
+        parted = unneeded & self._in_place.keys()
+        for stored in parted:
+            self._in_place[stored] = msgspec.structs.replace(self._in_place[stored], before=checkpoint_id)
         return Taken(
             lists,
             tuple(kept),
@@ -375,20 +404,35 @@ class Snapshotter:
             ),
         )
 
-    def _swept(self, checkpoint: Files, batch: int | None) -> Iterator[StoredFile]:
-        """What lies where Spark has written it, and Spark will not want again, nor a snapshot from this one on."""
-        held = {file.stored for file in self._lists.files.values()}
-        is_in_place = self._parted or any(map(self._is_in_place, held))
-        if batch is None or not is_in_place or batch - self._swept_at < _SWEPT_EVERY:
-            return
+    def _swept(self, checkpoint: Files, batch: int | None) -> list[StoredFile]:
+        """What lies where Spark has written it, and neither Spark will want again nor a snapshot from this one on: each
+        is told once, and never without the checkpoints that refer to it.
+
+        It may fail, and is then done another time: the snapshot is taken.
+        """
+        if batch is None or not self._in_place or batch - self._swept_at < _SWEPT_EVERY:
+            return []
         self._swept_at = batch
-        names = checkpoint.list("state", but=(_SST_FOLDER, _LOG_FOLDER))
-        stale = stale_state(names, batch + 1, partial(self._shared_by, checkpoint))
-        for name in stale:
-            stored = self._root.hold(name, checkpoint, name)  # its name in the root: it lies there
-            if stored not in held:
-                yield self._parted.pop(stored, StoredFile(stored, self._generation))
-        self._shares = {name: shared for name, shared in self._shares.items() if name not in stale}
+        try:
+            names = checkpoint.list("state", but=(_SST_FOLDER, _LOG_FOLDER))
+            stale = stale_state(names, batch + 1, self._lists.files, partial(self._shared_by, checkpoint))
+        except (StoreUnavailable, DamagedCheckpoint, OSError) as error:
+            _log.debug("stage %s: what Spark has no use for any more is looked for later: %s", self._stage, error)
+            return []
+        self._shares = {name: self._shares[name] for name in names if name in self._shares}
+        lies_at = [self._root.hold(name, checkpoint, name) for name in stale]  # their names in the root: they lie there
+        unwanted = [self._in_place.get(stored) or StoredFile(stored, self._generation) for stored in lies_at]
+        unwanted += self._parted_elsewhere(checkpoint)
+        found = [file for file in unwanted if file.path not in self._told]
+        self._told.update(file.path for file in found)
+        return found
+
+    def _parted_elsewhere(self, checkpoint: Files) -> Iterator[StoredFile]:
+        """What no snapshot refers to any more, and lies in the folder of an attempt before: Spark is not there."""
+        here = f"{self._root.name_at(checkpoint.location())}/"
+        for file in tuple(self._in_place.values()):
+            if file.before is not None and not file.path.startswith(here):
+                yield file
 
     def _shared_by(self, checkpoint: Files, snapshot: str) -> list[str]:
         if snapshot not in self._shares:
@@ -420,21 +464,25 @@ class Snapshotter:
             for file in files
         }
         self._begun.update(dict.fromkeys(names.values()))
+
+        def copy(file: SnapshotFile) -> SnapshotFile:
+            return self._copy(file, checkpoint, names[file.name])
+
         try:
-            for file in files:
-                self._copy(file, checkpoint, names[file.name])
+            return {file.name: file for file in side_by_side(checkpoint, copy, files)}
         except (StoreUnavailable, DamagedCheckpoint):
             with suppress(StoreUnavailable):
                 self._root.delete(names.values())  # they would fill the disk until the next snapshot that succeeds
             raise
-        return {file.name: msgspec.structs.replace(file, stored=names[file.name]) for file in files}
 
-    def _copy(self, file: SnapshotFile, checkpoint: Files, target: str) -> None:
-        """Spark's own file, or what was kept of it: the first that is what it was when it was first looked at.
+    def _copy(self, file: SnapshotFile, checkpoint: Files, target: str) -> SnapshotFile:
+        """Of Spark's own file, or of what was kept of it: the first that is what it was when it was first looked at.
 
         The two are mostly one file by two names. Spark may have deleted its own by now; and one that names paths was
-        rewritten when the stage was restored.
+        rewritten when the stage was restored. One that is known by its ETag nobody has read, nor is its copy, which may
+        have another: a bucket need not make it of the content alone.
         """
+        describe = self._root.described if file.sha256.startswith(ETAG) else partial(checksum, self._root)
         for files, name in ((checkpoint, file.name), (self._root, file.stored)):
             try:
                 self._root.copy(target, files, name)
@@ -442,9 +490,10 @@ class Snapshotter:
                 if files.exists(name):
                     raise
             else:
-                found = checksum(self._root, target)
+                found = describe(target)
                 if found is not None and is_same(found, file.size_bytes, file.sha256):
-                    return
+                    return SnapshotFile(file.name, target, *found)
+                self._root.delete([target])  # what is known of that name by now goes with it
         damage = "is not what it was: checksum differs" if self._root.exists(file.stored) else "is gone"
         raise DamagedCheckpoint(
             f"{file.stored} {damage}, and Spark's own file is no better, so no full snapshot can be taken of stage "

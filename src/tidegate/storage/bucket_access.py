@@ -180,7 +180,8 @@ def credentials_of(options: Options | None = None) -> tuple[str, str, str | None
         found = profile.credentials()
         return found["access_key_id"], found["secret_access_key"], found.get("token")
     access, secret = _says("AWS_", config, "access_key_id"), _says("AWS_", config, "secret_access_key")
-    return None if access is None or secret is None else (access, secret, _says("AWS_", config, "session_token"))
+    token = _says("AWS_", config, "session_token", "token")
+    return None if access is None or secret is None else (access, secret, token)
 
 
 def _lowered(options: Options | None) -> dict[str, str]:

@@ -64,6 +64,8 @@ class _Known:
         self._etags: dict[str, str] = {}
         self.unsent: set[str] = set()
         """What was kept here, and is yet to be sent."""
+        self._begun: set[str] = set()
+        """What somebody has begun to send. It is not known to be there, and may be, though its sender has failed."""
         self._changing = threading.Lock()
 
     def size(self, name: str) -> int | None:
@@ -78,11 +80,17 @@ class _Known:
             if name not in self._sizes:
                 self.unsent.add(name)
 
+    def begin(self, names: Iterable[str]) -> None:
+        """To send these."""
+        with self._changing:
+            self._begun.update(names)
+
     def add(self, sizes: Mapping[str, int], etags: Mapping[str, str] | None = None) -> None:
         with self._changing:
             self._sizes.update(sizes)
             self._etags.update(etags or {})
             self.unsent.difference_update(sizes)
+            self._begun.difference_update(sizes)
 
     def replace_in(self, folder: str, found: Mapping[str, tuple[int, str]]) -> None:
         with self._changing:
@@ -98,10 +106,11 @@ class _Known:
                 self._sizes.pop(name, None)
                 self._etags.pop(name, None)
                 self.unsent.discard(name)
+                self._begun.discard(name)
 
     def is_there(self, name: str, unless_unsent: bool) -> bool:
         """Whether it may be in the bucket. `unless_unsent`: also where that is not known, but for what is unsent."""
-        return name in self._sizes or (unless_unsent and name not in self.unsent)
+        return name in self._sizes or name in self._begun or (unless_unsent and name not in self.unsent)
 
 
 def trust_only(work: Folder, root_id: str, bucket: Files) -> None:
@@ -337,6 +346,7 @@ class BucketRoot:
             self._known.drop([own])  # what was there of that name, if anything, is to be sent again
             self._known.note_unsent(own)
         else:
+            self._known.drop([own])  # what was known of one of that name is not so of this one
             self._copy_there(own, source, source_name)
 
     def _near(self, source: Files, source_name: str) -> tuple[Folder, str] | None:
@@ -406,6 +416,7 @@ class BucketRoot:
         unsent = {name: size for name, size in found if size is not None}
         if unsent:
             paths = {name: Path(self._work.location(name)) for name in unsent}
+            self._known.begin(unsent)
             try:
                 with self._transfers.under_way("uploading", len(unsent), sum(unsent.values())) as told:
                     upload(self._bucket, paths.items(), told)
@@ -414,10 +425,11 @@ class BucketRoot:
                     raise
                 return self.sync(names, known, missing_ok=missing_ok)  # without what is gone by now
             self._known.add(unsent)
-        if not missing_ok:
-            for name in near:
-                if self._known.size(name) is None and self._asked_size(name) is None:
-                    raise StoreUnavailable(f"could not sync {self._bucket.location(name)}: there is no such file")
+        for name in near:
+            # One that was kept here, and not sent, is nowhere else: what names it must not be decided.
+            must_be_there = not missing_ok or name in self._known.unsent
+            if must_be_there and self._known.size(name) is None and self._asked_size(name) is None:
+                raise StoreUnavailable(f"could not sync {self._bucket.location(name)}: there is no such file")
         far = [name for name in wanted if not self._is_here_too(name) and self._known.size(name) is None]
         self._bucket.sync(far, known, missing_ok=missing_ok)
         return frozenset(wanted)

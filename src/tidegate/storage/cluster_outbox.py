@@ -17,6 +17,7 @@ from tidegate.storage.bucket_s3a import s3a_settings
 from tidegate.storage.folder import Folder
 from tidegate.storage.mounted import VIEWFS, Mounted, mounted_name
 from tidegate.storage.outbox import Outbox
+from tidegate.storage.transfers import Transfers
 
 _LOG: Final = "_spark_metadata"
 
@@ -24,8 +25,10 @@ _LOG: Final = "_spark_metadata"
 class ClusterOutbox(Outbox, Mounted):
     """`options`: those that the bucket was opened with."""
 
-    def __init__(self, there: Bucket, here: Folder, options: Mapping[str, str]) -> None:
-        super().__init__(there, here)
+    def __init__(
+        self, there: Bucket, here: Folder, options: Mapping[str, str], transfers: Transfers | None = None
+    ) -> None:
+        super().__init__(there, here, transfers)
         self._options = dict(options)
 
     # -- the log of the file sink -----------------------------------------------------------------
@@ -53,7 +56,8 @@ class ClusterOutbox(Outbox, Mounted):
 
     def delete(self, names: Iterable[str]) -> None:
         wanted = list(names)
-        self._there.delete([name for name in wanted if not self._is_here(name)])
+        with self.transfers.under_way("deleting", len(wanted)):
+            self._there.delete([name for name in wanted if not self._is_here(name)])
         self._here.delete(wanted)
 
     def bring(self, names: Iterable[str]) -> None:

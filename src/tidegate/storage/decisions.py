@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Mapping
+from typing import Final
 
-from tidegate.errors import DamagedLog
+from tidegate.errors import DamagedLog, StoreUnavailable
 from tidegate.protocol.decision_log import (
     Decision,
     DecisionLog,
@@ -15,6 +17,8 @@ from tidegate.protocol.decision_log import (
 )
 from tidegate.storage.files import Files
 from tidegate.storage.paths import RootPaths
+
+_PAUSES_S: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 def _decided(data: bytes, name: str) -> Decision:
@@ -38,6 +42,7 @@ class StoredDecisions:
 
     def read(self) -> DecisionLog:
         """The log as it is now."""
+        pauses_s, unread = iter(_PAUSES_S), set[str]()
         while True:
             names = self._files.list(RootPaths.DECISIONS)
             whole = self._known if self._written is None else {**self._known, self._written[0]: self._written[1]}
@@ -48,7 +53,15 @@ class StoredDecisions:
                 self._known = {name: data for name, data in found.items() if not is_torn(data)}
                 self._listed = names
                 return log
-            # Some were trimmed since they were listed, so there are newer ones: list again.
+            # Some were trimmed since they were listed, so there are newer ones: list again. None is listed that was
+            # trimmed before, but by a store that is late, or that cannot read what it has.
+            before, unread = unread, set(names) - found.keys()
+            if again := before & unread:
+                pause_s = next(pauses_s, None)
+                if pause_s is None:
+                    record = self._files.location(min(again))
+                    raise StoreUnavailable(f"{record}, a record of the decision log, is listed and cannot be read")
+                time.sleep(pause_s)
 
     def _decoded(self, found: Mapping[str, bytes]) -> DecisionLog:
         torn = {name for name, data in found.items() if is_torn(data)}

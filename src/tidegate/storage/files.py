@@ -20,6 +20,7 @@ Every failure of the store itself is `StoreUnavailable`. That something is not t
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Collection, Iterable, Mapping
 from io import BufferedIOBase
 from typing import Final, Protocol
@@ -29,6 +30,7 @@ from tidegate.storage.system import say
 
 ETAG: Final = "etag:"
 _AT_ONCE_BYTES: Final = 1 << 20
+_PAUSES_S: Final = (0.0, 0.0, 0.05, 0.1, 0.2)
 
 
 class NotDurable(StoreUnavailable):
@@ -242,6 +244,21 @@ def is_as_it_was(files: Files, name: str, size_bytes: int, digest: str) -> bool:
     """Whether a file has the content that it had. `digest`: its SHA-256; or what `etag` said of it, where nobody has
     read it."""
     return (files.etag(name) if digest.startswith(ETAG) else checksum(files, name)) == (size_bytes, digest)
+
+
+def claim(files: Files, name: str, data: bytes) -> bytes:
+    """Create it unless it is there, and tell what is there: `data`, which nobody else writes, if the claim is ours.
+
+    That it was there already may have been said of what a first try has itself created, whose answer was lost; and of
+    nothing at all, where two tried at the same moment and neither did: then it is tried again.
+    """
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        if files.create(name, data):
+            return data
+        if (found := files.read(name)) is not None:
+            return found
+    raise StoreUnavailable(f"{files.location(name)} is said to be there already, and is not; try again")
 
 
 def clear(files: Files, folder: str) -> None:

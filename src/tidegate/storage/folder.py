@@ -33,6 +33,9 @@ _WITHOUT_LINKS: Final = frozenset(
     {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 )
 
+_FETCHED_AT_ONCE: Final = 8 << 20
+"""Of a file that is elsewhere: each takes a request."""
+
 
 class Folder(AtHand):
     """`Files` in a folder, which is made when something is written.
@@ -192,17 +195,26 @@ class Folder(AtHand):
                 link(source._path(source_name), self._path(name), hidden)
 
     def copy(self, name: str, source: Files, source_name: str) -> None:
-        if not isinstance(found := near(source), Folder):
-            self.at("", durable=False).write(name, _content(source, source_name, self.location(name)))
-            return
         self._counts.add("copy")
         with self._telling("copy", name), self._hidden() as hidden:
             target = self._path(name)
             for path in (hidden, target):
                 self._make_folder_of(path)
             with naming(target):
-                shutil.copyfile(found._path(source_name), hidden)
+                if isinstance(found := near(source), Folder):
+                    shutil.copyfile(found._path(source_name), hidden)
+                else:
+                    self._fetch(hidden, source, source_name, self.location(name))
             hidden.replace(target)
+
+    @staticmethod
+    def _fetch(hidden: Path, source: Files, name: str, wanted_for: str) -> None:
+        """Part by part: a file may be larger than what there is of memory, and many are fetched at once."""
+        opened = source.open(name)
+        if opened is None:
+            raise StoreUnavailable(f"could not copy {source.location(name)} to {wanted_for}: it is gone")
+        with opened as content, hidden.open("xb") as file:
+            shutil.copyfileobj(content, file, _FETCHED_AT_ONCE)
 
     def make_folder(self, folder: str) -> None:
         with self._telling("make", folder):
@@ -321,13 +333,6 @@ class _Here(Protocol):
 def near(files: Files) -> Files:
     """Where files lie on this machine, by the same names, if they are to be had elsewhere too."""
     return files.here if isinstance(files, _Here) else files
-
-
-def _content(source: Files, name: str, wanted_for: str) -> bytes:
-    data = source.read(name)
-    if data is None:
-        raise StoreUnavailable(f"could not copy {source.location(name)} to {wanted_for}: it is gone")
-    return data
 
 
 def _raise_unless_gone(error: OSError) -> None:

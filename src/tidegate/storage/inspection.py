@@ -29,7 +29,7 @@ from tidegate.protocol.recovery import (
 )
 from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.file_lists import FileList, SnapshotFile, StoredList, all_files, files_of, read_list
-from tidegate.storage.files import Files, is_as_it_was
+from tidegate.storage.files import Files, claim, is_as_it_was
 from tidegate.storage.manifest import Manifest, StageSnapshot, decode_manifest
 from tidegate.storage.paths import RootPaths
 from tidegate.storage.places import RootGiven, as_given
@@ -52,8 +52,15 @@ def owner_record(owner: RootOwner) -> bytes:
 def read_owner(files: Files) -> RootOwner | None:
     """Whose root this is; None if it is nobody's."""
     data = files.read(RootPaths.PIPELINE)
-    if data is None:
-        return None
+    return None if data is None else _decode_owner(files, data)
+
+
+def claim_root(files: Files, owner: RootOwner) -> RootOwner:
+    """Make a root somebody's, unless it is. Returns whose it is: another run may have been first."""
+    return _decode_owner(files, claim(files, RootPaths.PIPELINE, owner_record(owner)))
+
+
+def _decode_owner(files: Files, data: bytes) -> RootOwner:
     try:
         return msgspec.json.decode(data, type=RootOwner)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:

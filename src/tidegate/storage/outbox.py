@@ -24,6 +24,7 @@ from tidegate.storage.bucket import Bucket
 from tidegate.storage.files import Files, checksum
 from tidegate.storage.folder import Folder
 from tidegate.storage.transfer import download, upload
+from tidegate.storage.transfers import Transfers
 
 
 class _Known:
@@ -56,7 +57,9 @@ class _Known:
 class Outbox:
     """`Files` in a bucket that are written here first."""
 
-    def __init__(self, there: Bucket, here: Folder) -> None:
+    def __init__(self, there: Bucket, here: Folder, transfers: Transfers | None = None) -> None:
+        """`transfers`: what is told how far those of it are."""
+        self.transfers = Transfers() if transfers is None else transfers
         self._there = there
         self._here = here.at("", durable=False)
         self._folder = ""
@@ -154,7 +157,8 @@ class Outbox:
     def delete(self, names: Iterable[str]) -> None:
         """In the bucket first: what is left here is but room that the next clean-up frees."""
         wanted = list(names)
-        self._there.delete(wanted)
+        with self.transfers.under_way("deleting", len(wanted)):
+            self._there.delete(wanted)
         self._known.drop(self._folder + name for name in wanted)
         self._here.delete(wanted)
 
@@ -181,7 +185,8 @@ class Outbox:
         if unsent:
             paths = {name: Path(self._here.location(name)) for name in unsent}
             try:
-                upload(self._there, paths.items())
+                with self.transfers.under_way("uploading", len(unsent), sum(unsent.values())) as told:
+                    upload(self._there, paths.items(), told)
             except StoreUnavailable:
                 if not (missing_ok and any(not path.exists() for path in paths.values())):
                     raise
@@ -194,7 +199,8 @@ class Outbox:
 
     def bring(self, names: Iterable[str]) -> None:
         wanted = [name for name in dict.fromkeys(names) if self._same_size(name) is None]
-        download(self._there, ((name, Path(self._here.location(name))) for name in wanted))
+        with self.transfers.under_way("downloading", len(wanted)) as told:
+            download(self._there, ((name, Path(self._here.location(name))) for name in wanted), told)
         sizes = ((name, self._here.size(name)) for name in wanted)
         self._known.add({self._folder + name: size for name, size in sizes if size is not None})
 

@@ -35,6 +35,13 @@ def footer_of(files: Files, name: str) -> tuple[Any, int]:
         return read_footer(file, files.location(name)), file.seek(0, SEEK_END)
 
 
+def is_written(name: str, folder: str) -> bool:
+    """Whether a file under a folder is one that a job of Spark's has written there, as Spark's own readers tell: not
+    what a task has left in a folder that begins with `_` or `.`, as one does that was taken for lost and lived on."""
+    parts = name.removeprefix(f"{folder}/").split("/")
+    return name.endswith(".parquet") and not any(part[0] in "_." and "=" not in part for part in parts)
+
+
 def count_rows(files: Files, name: str) -> int:
     return int(footer_of(files, name)[0].num_rows)
 

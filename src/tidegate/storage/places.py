@@ -58,8 +58,8 @@ class Place(ABC):
     pace = Pace()
     is_far = False
     """Whether it is elsewhere than on a file system."""
-    transfers = Transfers()
-    """Of the run that lives there; in a folder there are none."""
+    transfers: Transfers
+    """Of the run that lives there: between this machine and buckets, of the root and of tables."""
     counts: Requests
     """What was asked for there, by whoever uses this place."""
     paths: RootPaths
@@ -144,6 +144,7 @@ class RootInFolder(Place):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.paths = RootPaths(folder)
+        self.transfers = Transfers()
         self.counts = Requests()
 
     def __str__(self) -> str:
@@ -271,9 +272,18 @@ class RootInBucket(Place):
     def remove(self) -> None:
         """Nothing but what a root has: others may have put something beside it."""
         files = self.bucket
-        folders = (RootPaths.REQUESTS, RootPaths.IDS, RootPaths.GENERATIONS, RootPaths.COORDINATION, RootPaths.HISTORY)
-        names = [name for folder in (*folders, "sinks") for name in files.list(folder)]
-        files.delete([*names, RootPaths.STATUS, RootPaths.STATUS_RESERVE, lease.NAME, RootPaths.PIPELINE])
+        folders = (
+            RootPaths.REQUESTS,
+            RootPaths.IDS,
+            RootPaths.PINS,
+            RootPaths.GENERATIONS,
+            RootPaths.COORDINATION,
+            RootPaths.HISTORY,
+            "sinks",
+        )
+        names = [name for folder in folders for name in files.list(folder)]
+        alone = (RootPaths.STATUS, RootPaths.STATUS_RESERVE, lease.NAME, RootPaths.FORK, RootPaths.PIPELINE)
+        files.delete([*names, *alone])
 
     def is_same_as(self, other: Place) -> bool:
         return isinstance(other, RootInBucket) and str(self) == str(other)

@@ -23,7 +23,7 @@ import msgspec
 from tidegate.errors import DamagedCheckpoint, ForeignRoot, InvalidConfig, StoreUnavailable, UnknownCheckpoint
 from tidegate.protocol.decision_log import CheckpointCompleted
 from tidegate.protocol.names import checkpoint_name
-from tidegate.storage.files import Files
+from tidegate.storage.files import Files, claim
 from tidegate.storage.inspection import look_through, read_manifest
 from tidegate.storage.manifest import Manifest, TableAddress
 from tidegate.storage.paths import RootPaths
@@ -128,7 +128,9 @@ def write_savepoint(folder: Files, manifest: Manifest, data: bytes, sha256: str,
     name = RootPaths.manifest(manifest.generation, manifest.checkpoint_id)
     folder.write(name, data)
     record = msgspec.structs.replace(record, format=_FORMAT, manifest=name, manifest_sha256=sha256)
-    if not folder.create(RECORD, msgspec.json.format(msgspec.json.encode(record), indent=1)):
+    said = msgspec.json.format(msgspec.json.encode(record), indent=1)
+    # Of two that are the same to the millisecond each is right: they are of one checkpoint, whose files are the same.
+    if claim(folder, RECORD, said) != said:
         raise StoreUnavailable(f"{folder.location(RECORD)} was written by somebody else meanwhile")
 
 

@@ -1,4 +1,4 @@
-"""Many files between a bucket and a disk, at once.
+"""Many files between a bucket and a disk, or from one bucket to another, at once.
 
 A request takes tens of milliseconds however little it carries, so that files are sent and fetched side by side: as many
 at a time as is worth it, and no more bytes than fit into memory. Whoever was killed, or has failed, calls again with
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tidegate.errors import StoreUnavailable
 from tidegate.storage.bucket import PART_BYTES, PARTS_AT_ONCE, Bucket
@@ -23,6 +23,8 @@ from tidegate.storage.transfers import OnProgress, Progress
 FILES_AT_ONCE: Final = 32
 BYTES_AT_ONCE: Final = 256 << 20
 
+T = TypeVar("T")
+
 
 def upload(bucket: Bucket, files: Iterable[tuple[str, Path]], on_progress: OnProgress | None = None) -> None:
     """Write each name with what a file on the disk holds. The files must not change meanwhile.
@@ -30,7 +32,8 @@ def upload(bucket: Bucket, files: Iterable[tuple[str, Path]], on_progress: OnPro
     The first failure is raised after what was under way has ended; what had not begun is left.
     """
 
-    def send(name: str, path: Path, room: _Room) -> int:
+    def send(file: tuple[str, Path], room: _Room) -> int:
+        name, path = file
         try:
             size_bytes = path.stat().st_size
         except OSError as error:
@@ -49,7 +52,8 @@ def download(bucket: Bucket, files: Iterable[tuple[str, Path]], on_progress: OnP
     A name that is not there is `StoreUnavailable`. Failures are raised as those of `upload`.
     """
 
-    def fetch(name: str, path: Path, room: _Room) -> int:
+    def fetch(file: tuple[str, Path], room: _Room) -> int:
+        name, path = file
         hidden = path.with_name(f".{uuid.uuid4().hex}.fetched")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,6 +70,18 @@ def download(bucket: Bucket, files: Iterable[tuple[str, Path]], on_progress: OnP
         return size_bytes
 
     _transfer(files, fetch, on_progress)
+
+
+def side_by_side(calls: Iterable[tuple[int, Callable[[], None]]]) -> None:
+    """Make each call, which moves as many bytes through this process. Failures are raised as those of `upload`."""
+
+    def make(call: tuple[int, Callable[[], None]], room: _Room) -> int:
+        size_bytes, move = call
+        with room.taken(size_bytes):
+            move()
+        return size_bytes
+
+    _transfer(calls, make, None)
 
 
 class _Room:
@@ -91,23 +107,23 @@ class _Room:
 
 
 def _transfer(
-    files: Iterable[tuple[str, Path]],
-    move: Callable[[str, Path, _Room], int],
+    files: Iterable[T],
+    move: Callable[[T, _Room], int],
     on_progress: OnProgress | None,
 ) -> None:
-    pairs = list(files)
-    if not pairs:
+    wanted = list(files)
+    if not wanted:
         return
     room = _Room(BYTES_AT_ONCE)
     done_files = done_bytes = 0
-    with ThreadPoolExecutor(min(FILES_AT_ONCE, len(pairs)), thread_name_prefix="transfer") as threads:
-        moving = [threads.submit(move, name, path, room) for name, path in pairs]
+    with ThreadPoolExecutor(min(FILES_AT_ONCE, len(wanted)), thread_name_prefix="transfer") as threads:
+        moving = [threads.submit(move, each, room) for each in wanted]
         try:
             for moved in as_completed(moving):
                 done_bytes += moved.result()
                 done_files += 1
                 if on_progress is not None:
-                    on_progress(Progress(done_files, len(pairs), done_bytes))
+                    on_progress(Progress(done_files, len(wanted), done_bytes))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
             raise

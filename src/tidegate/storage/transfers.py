@@ -91,5 +91,6 @@ class Transfers:
             return
         self._logged_s = now_s
         doing, progress = found
-        done, of = progress.size_bytes / 1e6, progress.of_bytes / 1e6
-        _log.info("%s %d of %d files, %.1f of %.1f MB", doing, progress.files, progress.of_files, done, of)
+        of = f" of {progress.of_bytes / 1e6:.1f}" if progress.of_bytes else ""
+        done = progress.size_bytes / 1e6
+        _log.info("%s %d of %d files, %.1f%s MB", doing, progress.files, progress.of_files, done, of)

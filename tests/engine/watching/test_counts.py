@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.engine.watching.told import AT, AT_S, checkpoint, ended, stage, status
+from tests.engine.watching.told import AT, AT_S, checkpoint, ended, instance, stage, status
 from tidegate.engine.events import AnyEvent, Ended, Failed, SavepointTaken, Started, StartedBecause
 from tidegate.engine.status import SinkCommit
 from tidegate.engine.watching.counts import Distribution, SinkCounts, StageCounts, Tally, cumulated, decided_s
@@ -77,6 +77,46 @@ def test_stages_that_the_pipeline_no_longer_has_are_forgotten() -> None:
     assert found.sinks == {"table_99": SinkCounts()}
 
 
+def test_what_was_counted_of_stages_elsewhere_stays_until_their_instance_tells_again() -> None:
+    """The first word of a generation is of whoever leads: of what runs elsewhere nothing is known yet."""
+    tally = Tally()
+    here, there = {"totals": stage(10)}, {"read": stage(500, kind="source"), "paid": stage(20, kind="sink")}
+    placed = (instance("a", *here), instance("b", *there))
+    tally.on_status(status(1, stages={**here, **there}, instances=placed))
+    tally.on_event(ended(1, commits={"paid": SinkCommit(begun_ms=3, took_ms=700)}))
+    for stages in (here, {**here, "read": stage(7, kind="source"), "paid": stage(1, kind="sink")}, here):
+        tally.on_status(status(2, stages=stages, instances=placed))
+        found = tally.counted()
+        is_told = "read" in stages or found.stages["read"].rows > 500
+        assert {name: each.rows for name, each in found.stages.items()} == {
+            "totals": 20,
+            "read": 507 if is_told else 500,
+            "paid": 21 if is_told else 20,
+        }
+        assert found.sinks["paid"].committed == 1
+
+
+def test_stages_elsewhere_that_the_pipeline_no_longer_has_are_forgotten() -> None:
+    tally = Tally()
+    for generation in range(1, 100):
+        elsewhere = {f"totals_{generation}": stage(1), f"table_{generation}": stage(1, kind="sink")}
+        placed = (instance("a", "read"), instance("b", *elsewhere))
+        for stages in ({"read": stage(1)}, {"read": stage(1), **elsewhere}):
+            tally.on_status(status(generation, stages=stages, instances=placed))
+    found = tally.counted()
+    assert found.stages == {"read": StageCounts(99), "totals_99": StageCounts(1), "table_99": StageCounts(1)}
+    assert found.sinks == {"table_99": SinkCounts()}
+
+
+def test_a_stage_elsewhere_that_is_chained_from_now_on_is_no_longer_counted_by_itself() -> None:
+    tally = Tally()
+    placed = (instance("a", "read"), instance("b", "clean", "totals"))
+    tally.on_status(status(1, stages={"clean": stage(5), "totals": stage(5)}, instances=placed))
+    chained = {"clean": stage(0, chained_into="totals"), "totals": stage(2)}
+    tally.on_status(status(2, stages={"read": stage(1), **chained}, instances=placed))
+    assert tally.counted().stages == {"totals": StageCounts(7), "read": StageCounts(1)}
+
+
 def test_a_stage_in_the_query_of_another_is_counted_there() -> None:
     tally = Tally()
     tally.on_status(status(1, stages={"clean": stage(0, chained_into="totals"), "totals": stage(5)}))
@@ -130,6 +170,34 @@ def test_the_last_checkpoint_is_the_one_that_was_decided_last_whenever_it_is_tol
     found = counting(ended(2, duration_ms=900), ended(1, duration_ms=500)).counted()
     assert found.last is not None
     assert found.last.checkpoint == "ckpt-000002"
+
+
+def test_whoever_no_longer_leads_knows_nothing_of_the_last_checkpoints_but_keeps_what_it_has_counted() -> None:
+    tally = Tally()
+    tally.on_status(status(1, stages={"totals": stage(10)}))
+    for event in (ended(1), ended(2, "aborted"), ended(3, "aborted")):
+        tally.on_event(event)
+    assert tally.counted().aborted_in_a_row == 2
+    tally.step_down()
+    tally.on_base(checkpoint(4))  # was looked for meanwhile
+    found = tally.counted()
+    assert (found.status, found.aborted_in_a_row, found.last) == (None, None, None)
+    assert found.checkpoints == {"complete": 1, "aborted": 2}
+    assert found.stages == {"totals": StageCounts(10)}
+    tally.on_status(status(2, started_at=AT))
+    assert tally.counted().aborted_in_a_row == 0
+
+
+def test_what_it_goes_on_from_is_the_last_checkpoint_until_there_is_a_newer_one() -> None:
+    tally = Tally()
+    tally.on_status(status(1))
+    tally.on_base(checkpoint(7, duration_ms=500))
+    found = tally.counted()
+    assert found.last == checkpoint(7, duration_ms=500)
+    assert found.checkpoints["complete"] == 0
+    tally.on_event(ended(8, duration_ms=900))
+    tally.on_base(checkpoint(7, duration_ms=500))  # found late
+    assert tally.counted().last == checkpoint(8, duration_ms=900)
 
 
 def test_what_is_told_again_counts_once_but_for_what_is_new_in_it() -> None:

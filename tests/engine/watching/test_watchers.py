@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tidegate as tg
-from tests.cli.harness import wait_until
+from tests.cli.harness import make_root, wait_until
 from tests.engine.watching.told import AT, ended, samples_in, stage, status
 from tests.spark.played import played
 from tidegate.cli.app import app
@@ -23,10 +23,12 @@ from tidegate.engine.control import Remote
 from tidegate.engine.events import AnyEvent
 from tidegate.engine.options import RunOptions
 from tidegate.engine.run import run_pipeline
-from tidegate.engine.status import RunStatus, StartingStep, now
+from tidegate.engine.status import RunStatus, StartingStep, now, status_in
+from tidegate.engine.watching.counts import decided_s
 from tidegate.engine.watching.watchers import Watchers, watching
-from tidegate.errors import InvalidConfig
+from tidegate.errors import InvalidConfig, StoreUnavailable
 from tidegate.storage.folder import Folder
+from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.lock import RootLock
 from tidegate.storage.places import place_of
 
@@ -127,6 +129,72 @@ def test_a_run_whose_control_thread_hangs_is_not_alive(tmp_path: Path, caplog: p
             has_lag = ("tidegate_stage_lag_segments", (("stage", "totals"),)) in samples
             alive.append((samples["tidegate_run_alive", ()], has_lag))
     assert alive == [(1, True), (0, False), (1, True)]
+
+
+LAST = ("tidegate_last_checkpoint_timestamp_seconds", ())
+IN_A_ROW = ("tidegate_checkpoints_aborted_in_a_row", ())
+
+
+def test_only_whoever_leads_tells_of_the_last_checkpoints(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else an alert on what it saw while it led would never end, though all is well with whoever leads now."""
+    with (
+        caplog.at_level(logging.INFO, logger="tidegate"),
+        watching(RunOptions(metrics_port=0), "orders", place_of(tmp_path)) as watchers,
+    ):
+        watchers.on_status(None)
+        assert not {LAST, IN_A_ROW} & samples_in(scraped(url_told(caplog))).keys()
+        watchers.on_status(status(1, updated_at=now(), stages={"totals": stage(12)}))
+        for event in (ended(1, new_bytes=5), ended(2, "aborted")):
+            watchers.on_event(event)
+        assert samples_in(scraped(url_told(caplog)))[IN_A_ROW] == 1
+        watchers.on_status(None)
+        samples = samples_in(scraped(url_told(caplog)))
+        names = {name for name, _ in samples}
+        assert not {LAST[0], IN_A_ROW[0], "tidegate_checkpoint_bytes"} & names
+        assert samples["tidegate_run_alive", ()] == 1
+        assert samples["tidegate_checkpoints_total", (("outcome", "aborted"),)] == 1
+
+
+def test_whoever_begins_to_lead_knows_the_last_checkpoint_of_whoever_led_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else a process that is old, and leads since a moment, would seem to have taken none for as long as it is old."""
+    root = make_root(tmp_path, checkpoints=2)
+    inspected = InspectedRoot(root)
+    newest = decided_s(status_in(inspected.manifest(inspected.newest())))
+    with (
+        caplog.at_level(logging.INFO, logger="tidegate"),
+        watching(RunOptions(metrics_port=0), "flat", place_of(root)) as watchers,
+    ):
+        for _ in range(2):
+            watchers.on_status(None)
+            assert LAST not in samples_in(scraped(url_told(caplog)))
+            watchers.on_status(status(None, updated_at=now(), state="starting"))
+            wait_until(lambda: LAST in samples_in(scraped(url_told(caplog))))
+            samples = samples_in(scraped(url_told(caplog)))
+            assert samples[LAST] == newest
+            assert samples["tidegate_checkpoints_total", (("outcome", "complete"),)] == 0
+
+
+def test_a_root_that_cannot_be_read_is_no_failure_of_metrics(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = threading.Event()
+
+    def refuse(_: object) -> None:
+        asked.set()
+        raise StoreUnavailable("the bucket is away")
+
+    monkeypatch.setattr(InspectedRoot, "log", refuse)
+    root = make_root(tmp_path, checkpoints=1)
+    with (
+        caplog.at_level(logging.INFO, logger="tidegate"),
+        watching(RunOptions(metrics_port=0), "flat", place_of(root)) as watchers,
+    ):
+        watchers.on_status(status(None, updated_at=now(), state="starting"))
+        assert asked.wait(20)
+        assert LAST not in samples_in(scraped(url_told(caplog)))
+    assert "has failed" not in caplog.text
 
 
 def test_a_client_that_never_asks_holds_up_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from tidegate.engine.events import CheckpointEnded
-from tidegate.engine.status import CheckpointStatus, RunStatus, StageStatus
+from tidegate.engine.status import CheckpointStatus, InstanceStatus, RunStatus, StageStatus
 
 AT = "2026-01-02T03:04:05.000+00:00"
 AT_S = 1_767_323_045.0
@@ -25,6 +25,11 @@ def status(generation: int | None = 1, *, started_at: str = AT, updated_at: str 
 def stage(rows: int, batches: int = 0, batches_ms: int = 0, **given: Any) -> StageStatus:
     given = {"kind": "stage", "batch": 1, "rows_per_s": 0.0, "lag": None, "watermark_ms": None, **given}
     return StageStatus(rows=rows, batches=batches, batches_ms=batches_ms, **given)
+
+
+def instance(name: str, *stages: str) -> InstanceStatus:
+    """One that is given these."""
+    return InstanceStatus(name=name, leads=name == "a", host="here", pid=7, stages=stages, missing_since=None)
 
 
 def checkpoint(number: int, state: Any = "complete", **given: Any) -> CheckpointStatus:

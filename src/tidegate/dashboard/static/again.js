@@ -1,4 +1,14 @@
-// What is asked for again when something has changed, but not more often than once in a while.
+// What is asked for again when something has changed, but not more often than once in a while; and what was asked for last.
+
+/** Asks as `ask` does. Null: something was asked for since, which tells of later, or of another page. */
+export function lastOf(ask) {
+  let asked = 0;
+  return async (...given) => {
+    const mine = ++asked;
+    const found = await ask(...given);
+    return mine === asked ? found : null;
+  };
+}
 
 export class Again {
   #timer = null;

@@ -1,5 +1,6 @@
 // The frame: which page is shown, what of it is live, whether the connection holds.
 
+import { Again } from "./again.js";
 import { get, address, ofPipeline, onTokenWanted } from "./api.js";
 import { wantToken } from "./dialogs.js";
 import { h, show } from "./dom.js";
@@ -28,7 +29,7 @@ const announcer = document.getElementById("announcer");
 
 let page = null; // {update?, close?}: what is open
 let opening = new AbortController(); // what the page before still waits for is of no use
-let pipeline = null; // {key, detail, stream}: the pipeline that is looked at
+let pipeline = null; // {key, detail, stream, again}: the pipeline that is looked at
 let pipelines = null; // {stream, timer}: or all of them
 let lostSince = null;
 let retry = null; // of a page that could not be opened
@@ -47,11 +48,17 @@ const ROUTES = [
   [/^p\/([^/]+)\/actions$/, "actions", openActions],
 ];
 
+/** null: there is no such page. */
 function where() {
   const [path, search] = location.hash.replace(/^#\/?/, "").split("?");
   for (const [pattern, tab, open] of ROUTES) {
     const found = pattern.exec(path.replace(/\/$/, ""));
-    if (found) return { tab, open, parts: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(search) };
+    if (!found) continue;
+    try {
+      return { tab, open, parts: found.slice(1).map(decodeURIComponent), query: new URLSearchParams(search) };
+    } catch {
+      return null; // a % that stands for nothing
+    }
   }
   return null;
 }
@@ -108,7 +115,7 @@ async function inPipeline(at, signal) {
   if (pipeline?.key !== key) {
     leavePipeline();
     const detail = await get(ofPipeline(key), {}, signal);
-    pipeline = { key, detail, stream: null, generation: detail.status?.generation };
+    pipeline = { key, detail, stream: null, again: new Again(() => refresh(key), 2000, detail.mark) };
     pipeline.stream = new Stream(ofPipeline(key, "live"), (name, data) => name === "status" && take(key, data), connected);
   }
   const { detail } = pipeline;
@@ -121,6 +128,7 @@ async function inPipeline(at, signal) {
 
 function leavePipeline() {
   pipeline?.stream?.close();
+  pipeline?.again.close();
   pipeline = null;
   stripPlace.replaceChildren();
   held(null);
@@ -153,10 +161,7 @@ function take(key, data) {
   if (pipeline?.key !== key) return;
   noteChanges(pipeline.detail, data);
   Object.assign(pipeline.detail, { summary: data.summary, status: data.status ?? pipeline.detail.status, newest_event: data.newest_event });
-  if (data.status && data.status.generation !== pipeline.generation) {
-    pipeline.generation = data.status.generation;
-    refresh(key); // another start may have other stages, other settings
-  }
+  pipeline.again.note(data.mark); // other stages, other settings, another checkpoint from which the next run goes on
   drawSoon(() => {
     if (pipeline?.key !== key) return;
     drawStrip(where()?.tab);
@@ -165,14 +170,10 @@ function take(key, data) {
 }
 
 async function refresh(key) {
-  try {
-    const detail = await get(ofPipeline(key));
-    if (pipeline?.key !== key) return;
-    Object.assign(pipeline.detail, detail);
-    page?.update?.(pipeline.detail);
-  } catch {
-    // What is shown stays; the stream tells of the connection.
-  }
+  const detail = await get(ofPipeline(key));
+  if (pipeline?.key !== key) return;
+  Object.assign(pipeline.detail, detail);
+  page?.update?.(pipeline.detail);
 }
 
 function drawStrip(tab) {

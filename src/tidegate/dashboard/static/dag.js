@@ -7,6 +7,7 @@
 
 import { attribute, h, s, say } from "./dom.js";
 import { words } from "./health.js";
+import { empty } from "./pieces.js";
 import { Turns } from "./turns.js";
 import { behind, count, plural, rate, shorten, time } from "./words.js";
 
@@ -64,11 +65,16 @@ export class Dag {
 
   draw(width) {
     const { layout } = this.#detail;
+    this.#turns.clear();
+    this.#layout = layout;
+    if (!layout.nodes.length) {
+      this.#parts = [];
+      this.element.replaceChildren(empty("Its stages are not known yet."));
+      return this.#fill();
+    }
     const place = width < NARROW ? fromAbove(layout, width) : fromLeft(layout, width);
     const svg = s("svg", { class: place.isAbove ? "graph is-above" : "graph", viewBox: `0 0 ${place.width} ${place.height}`, width: place.width, height: place.height, role: "group", "aria-label": "Stages and channels" });
     const edges = s("g", {}), labels = s("g", {}), nodes = s("g", {}), bars = s("g", {});
-    this.#turns.clear();
-    this.#layout = layout;
     this.#parts = [...layout.nodes.map((node) => this.#node(node, place, nodes)), ...layout.edges.map((edge) => this.#edge(edge, place, edges, labels, bars))];
     svg.append(arrow(), edges, bars, nodes, labels);
     this.element.replaceChildren(svg);
@@ -169,7 +175,9 @@ function edgeLook(edge, { stages, checkpoint, isAlive }) {
   const flow = !isAlive || !source || isChained ? (isChained ? "one query" : "") : rate(source.rows_per_s);
   const lag = edge.isOnly && target?.lag > 0 ? `lag ${count(target.lag)}` : "";
   const mark = isAlive && source?.watermark_ms ? behind(source.watermark_ms) : "";
-  const before = checkpoint?.stages[edge.source], after = checkpoint?.stages[edge.target];
+  // Of stages that run as one query, the last takes part for all of them.
+  const partOf = (name, stage) => checkpoint?.stages[stage?.chained_into ?? name];
+  const before = partOf(edge.source, source), after = partOf(edge.target, target);
   const isBehind = Boolean(before && CUT.includes(before.progress) && after && CUT.includes(after.progress));
   const at = barrierAt(edge, before, after);
   return {

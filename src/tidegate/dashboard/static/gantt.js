@@ -1,57 +1,71 @@
 // A checkpoint over time: every phase of every stage, every commit; what it waited for has a border and a line through it.
 
-import { h, s } from "./dom.js";
-import { numbers } from "./pieces.js";
+import { h, s, show } from "./dom.js";
+import { Numbers } from "./pieces.js";
 import { duration, shorten, spaced } from "./words.js";
 
 const LINE = 22, TOP = 24;
-export const PHASES = ["waiting", "aligning", "catching_up", "recording", "storing", "quorum", "deciding", "committing"];
+export const PHASES = ["beginning", "waiting", "aligning", "catching_up", "recording", "storing", "quorum", "deciding", "committing"];
 const TEXTURES = { waiting: "M0 8L8 0", aligning: "M0 0L8 8M0 8L8 0", catching_up: "M4 0V8", recording: "M0 4H8" };
 const MEANS = {
+  beginning: "until it was announced to the stages",
   waiting: "for the first barrier",
   aligning: "waiting for the barriers of other inputs",
   catching_up: "consuming what came before the barriers",
-  recording: "capturing what is in flight",
+  recording: "what is in flight, until the last barrier",
   storing: "its snapshot",
   quorum: "everybody's word",
   deciding: "written to the decision log",
   committing: "until the table shows it",
 };
 
-/** `spans` as the server tells them; `order`: the stages in the pipeline's order. */
-export function gantt(spans, order) {
-  const place = h("div", {});
-  const state = { onlyCritical: order.length > 30 };
-  const rows = rowsOf(spans, order);
-  const phases = PHASES.filter((phase) => spans.some((span) => span.phase === phase));
-  const box = h("input", { type: "checkbox" });
-  box.checked = state.onlyCritical;
-  const draw = (width) => place.replaceChildren(drawing(state.onlyCritical ? rows.filter((row) => row.isCritical) : rows, spans, width));
-  let width = 0;
-  const observer = new ResizeObserver(([{ contentRect }]) => {
-    if (Math.round(contentRect.width) === width) return;
-    width = Math.round(contentRect.width);
-    draw(width);
-  });
-  observer.observe(place);
-  box.addEventListener("change", () => {
-    state.onlyCritical = box.checked;
-    draw(width);
-  });
-  const element = h("div", {},
-    h("div", { class: "head" },
-      h("ul", { class: "phases" }, phases.map((phase) => h("li", { title: MEANS[phase] }, sample(phase), spaced(phase))), h("li", {}, critical(), "critical path: what it waited for")),
-      h("label", {}, box, " Only the critical path")),
-    place,
-    numbers("Phases of this checkpoint", [
-      { name: "Who", cell: (span) => span.name ?? "the pipeline" },
-      { name: "Phase", cell: (span) => spaced(span.phase) },
-      { name: "From", isNumber: true, cell: (span) => duration(span.from_ms) },
-      { name: "To", isNumber: true, cell: (span) => duration(span.to_ms) },
-      { name: "Took", isNumber: true, cell: (span) => duration(span.to_ms - span.from_ms) },
-      { name: "Critical path", cell: (span) => (span.is_critical ? "yes" : "no") },
-    ], spans));
-  return { element, close: () => observer.disconnect() };
+export class Gantt {
+  #place = h("div", {});
+  #phases = h("ul", { class: "phases" });
+  #box = h("input", { type: "checkbox" });
+  #numbers = new Numbers("Phases of this checkpoint", [
+    { name: "Who", cell: (span) => span.name ?? "the pipeline" },
+    { name: "Phase", cell: (span) => spaced(span.phase) },
+    { name: "From", isNumber: true, cell: (span) => duration(span.from_ms) },
+    { name: "To", isNumber: true, cell: (span) => duration(span.to_ms) },
+    { name: "Took", isNumber: true, cell: (span) => duration(span.to_ms - span.from_ms) },
+    { name: "Critical path", cell: (span) => (span.is_critical ? "yes" : "no") },
+  ]);
+  #spans = [];
+  #rows = [];
+  #width = 0;
+
+  /** `stages`: how many there are. */
+  constructor(stages) {
+    this.#box.checked = stages > 30;
+    this.#box.addEventListener("change", () => this.#draw());
+    this.observer = new ResizeObserver(([{ contentRect }]) => {
+      if (Math.round(contentRect.width) === this.#width) return;
+      this.#width = Math.round(contentRect.width);
+      this.#draw();
+    });
+    this.observer.observe(this.#place);
+    this.element = h("div", {}, h("div", { class: "head" }, this.#phases, h("label", {}, this.#box, " Only the critical path")), this.#place, this.#numbers.element);
+  }
+
+  /** `spans` as the server tells them; `order`: the stages in the pipeline's order. What somebody has opened stays open. */
+  update(spans, order) {
+    this.#spans = spans;
+    this.#rows = rowsOf(spans, order);
+    const phases = PHASES.filter((phase) => spans.some((span) => span.phase === phase));
+    show(this.#phases, phases.map((phase) => h("li", { title: MEANS[phase] }, sample(phase), spaced(phase))), h("li", {}, critical(), "critical path: what it waited for"));
+    this.#numbers.draw(spans);
+    this.#draw();
+  }
+
+  #draw() {
+    if (!this.#width) return; // until it is known how much room there is
+    this.#place.replaceChildren(drawing(this.#box.checked ? this.#rows.filter((row) => row.isCritical) : this.#rows, this.#spans, this.#width));
+  }
+
+  close() {
+    this.observer.disconnect();
+  }
 }
 
 /** A line per stage, in order, one for the whole, then one per sink that commits. */

@@ -1,5 +1,6 @@
 // What a run can be asked for. Each says first what it will do, and is carried out only after a second yes.
 
+import { lastOf } from "./again.js";
 import { get, ofPipeline, post } from "./api.js";
 import { wantAction } from "./dialogs.js";
 import { h, show } from "./dom.js";
@@ -13,12 +14,12 @@ export async function openActions({ main, key, signal, detail }) {
   // Each for itself: who waits for the checkpoint that they have asked for can still cancel it, or stop the run.
   const waiting = new Set();
   const told = new Map(); // what became of each, by its name: [level, text]
-  let actions = [], loads = 0;
+  let actions = [];
   const draw = () => show(place, actions.map((action) => card(action, waiting.has(action.name))));
+  const ask = lastOf(() => get(ofPipeline(key, "actions"), {}, signal));
   const load = async () => {
-    const mine = ++loads;
-    const found = await get(ofPipeline(key, "actions"), {}, signal);
-    if (mine !== loads) return; // one that was asked for later tells of later
+    const found = await ask();
+    if (found === null) return;
     actions = found.actions;
     draw();
   };

@@ -2,7 +2,7 @@
 
 import { get, ofPipeline } from "./api.js";
 import { h, show } from "./dom.js";
-import { gantt } from "./gantt.js";
+import { Gantt } from "./gantt.js";
 import { words } from "./health.js";
 import { empty, facts, moment, Paged, pill, section } from "./pieces.js";
 import { tags } from "./page_checkpoints.js";
@@ -14,19 +14,22 @@ export async function openCheckpoint({ main, key, names: [name], signal }) {
   let found = await get(ofPipeline(key, "checkpoints", name), {}, signal);
   const others = get(ofPipeline(key, "checkpoints"), { limit: 30 }, signal).catch(() => ({ checkpoints: [] }));
   const order = (checkpoint) => Object.keys(checkpoint.stages);
-  const top = h("div", { class: "stack" }), chartPlace = h("div", {});
+  const top = h("div", { class: "stack" }), chartPlace = h("div", {}, empty("Nothing is known of its phases."));
   const { element: rest, draw: drawParts } = parts();
   let chart = null, drawn = null;
 
-  const draw = () => {
-    const { checkpoint } = found;
-    show(top, head(found));
-    if (drawn !== JSON.stringify(found.gantt)) {
-      drawn = JSON.stringify(found.gantt);
-      chart?.close();
-      chart = found.gantt.length ? gantt(found.gantt, order(checkpoint)) : { element: empty("Nothing is known of its phases."), close() {} };
+  const drawChart = () => {
+    if (drawn === JSON.stringify(found.gantt)) return;
+    drawn = JSON.stringify(found.gantt);
+    if (chart === null && found.gantt.length) {
+      chart = new Gantt(order(found.checkpoint).length);
       chartPlace.replaceChildren(chart.element);
     }
+    chart?.update(found.gantt, order(found.checkpoint));
+  };
+  const draw = () => {
+    show(top, head(found));
+    drawChart();
     drawParts(found);
   };
   draw();
@@ -47,7 +50,7 @@ export async function openCheckpoint({ main, key, names: [name], signal }) {
     }
   };
   const isOpen = () => !["complete", "aborted", "damaged"].includes(found.checkpoint.state);
-  return { update: () => isOpen() && refresh(), refresh, close: () => chart.close() };
+  return { update: () => isOpen() && refresh(), refresh, close: () => chart?.close() };
 }
 
 function head(row) {

@@ -3,7 +3,7 @@
 import { Again } from "./again.js";
 import { get, ofPipeline } from "./api.js";
 import { h, show } from "./dom.js";
-import { bar, choices, empty, moment, pill, problem, scrolling, section, table } from "./pieces.js";
+import { bar, choices, empty, moment, Pages, pill, problem, scrolling, section, table } from "./pieces.js";
 import { plot } from "./plot.js";
 import { bytes, count, duration, measured, named, NONE, spaced } from "./words.js";
 
@@ -21,37 +21,16 @@ export async function openCheckpoints(context) {
   const { main, key, query, signal, detail } = context;
   const base = `#/p/${encodeURIComponent(key)}/checkpoints`;
   const state = query.get("state") ?? "";
-  const cursors = [""]; // of the pages before this one, so that one can go back
   const top = h("div", { class: "stack" }), list = h("div", {}), plots = h("div", { class: "grid wide plots" }), summary = h("div", {});
   const filters = h("div", {}, choices("Which checkpoints", FILTERS.map(([name, value]) => ({ name, href: value ? `${base}?state=${value}&keep` : `${base}?keep`, isChosen: value === state }))));
-  const pager = h("p", { class: "pager" });
-  let next = null;
-
-  async function load(isAnother = false) {
-    const before = cursors.at(-1);
-    const found = await get(ofPipeline(key, "checkpoints"), { state, before, limit: SIZE }, signal);
-    next = found.next;
-    show(top, overview(found, base));
-    const rows = listed(found, base, state);
-    show(list, rows);
-    show(pager,
-      cursors.length > 1 && h("button", { type: "button", "data-go": "newer" }, "Newer"),
-      cursors.length > 1 && h("span", { class: "muted" }, `Page ${cursors.length}`),
-      next && h("button", { type: "button", "data-go": "older" }, "Older"));
-    if (isAnother) list.scrollIntoView({ block: "nearest" });
-  }
-
-  pager.addEventListener("click", async (event) => {
-    const where = event.target.closest("button")?.dataset.go;
-    if (!where) return;
-    if (where === "older") cursors.push(next);
-    else cursors.pop();
-    try {
-      await load(true);
-    } catch (error) {
-      if (error.name !== "AbortError") show(list, problem(error));
-    }
-  });
+  const pages = new Pages(
+    (before) => get(ofPipeline(key, "checkpoints"), { state, before, limit: SIZE }, signal),
+    (found) => {
+      show(top, overview(found, base));
+      show(list, listed(found, base, state));
+    },
+    () => list.scrollIntoView({ block: "nearest" }),
+    (error) => show(list, problem(error)));
 
   let drawn = [];
   async function loadSummary() {
@@ -64,19 +43,19 @@ export async function openCheckpoints(context) {
     plots.replaceChildren(...drawn.map(({ figure }) => figure));
   }
 
-  await Promise.all([load(), loadSummary()]);
+  await Promise.all([pages.load(), loadSummary()]);
   if (signal.aborted) return {};
   main.replaceChildren(
     h("h1", { class: "hidden" }, "Checkpoints"), top, section("Over time", plots),
-    section("All of them", h("div", { class: "head" }, filters), list, pager), section("In all", summary));
+    section("All of them", h("div", { class: "head" }, filters), list, pages.element), section("In all", summary));
 
   // What has begun or ended since: the list, and what is plotted, are asked for again, but not with every event.
-  const again = new Again(() => cursors.length === 1 && load(), 1000, under(detail.status));
+  const again = new Again(() => pages.isFirst && pages.load(), 1000, happened(detail));
   const plotAgain = new Again(loadSummary, 5000, ended(detail.status));
   return {
-    update({ status }) {
-      again.note(under(status));
-      plotAgain.note(ended(status));
+    update(now) {
+      again.note(happened(now));
+      plotAgain.note(ended(now.status));
     },
     refresh: () => (again.now(), plotAgain.now()),
     close: () => (again.close(), plotAgain.close(), drawn.forEach((each) => each.close())),
@@ -84,7 +63,8 @@ export async function openCheckpoints(context) {
 }
 
 const told = (found) => (found ?? []).map(({ checkpoint, state }) => `${checkpoint} ${state}`).join();
-const under = (status) => told([...(status?.in_progress ?? []), ...(status?.checkpoints ?? [])]);
+// By the run, or by a command: a savepoint, a restore.
+const happened = ({ status, newest_event: newest }) => `${newest} ${told([...(status?.in_progress ?? []), ...(status?.checkpoints ?? [])])}`;
 const ended = (status) => told(status?.checkpoints);
 
 function overview({ counts, latest }, base) {

@@ -55,7 +55,7 @@ const lines = (texts) => (texts.length ? h("ul", {}, texts.map((text) => h("li",
 function difference(name, { difference: by }) {
   if (by === null) return NONE;
   if (by === 0) return "the same";
-  return h("span", { class: by > 0 ? "is-more" : "is-less" }, `${by > 0 ? "▲ +" : "▼ "}${measured(name, by)}`);
+  return `${by > 0 ? "▲ +" : "▼ "}${measured(name, by)}`;
 }
 
 function both(name, compared, most) {

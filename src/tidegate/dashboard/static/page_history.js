@@ -4,7 +4,7 @@ import { Again } from "./again.js";
 import { get, ofPipeline } from "./api.js";
 import { h, show } from "./dom.js";
 import { icon } from "./icons.js";
-import { choices, empty, moment, problem, section } from "./pieces.js";
+import { choices, empty, moment, Pages, problem, section } from "./pieces.js";
 import { bytes, capital, duration, spaced, withTimes } from "./words.js";
 
 const SIZE = 50;
@@ -27,29 +27,18 @@ const BECAUSE = {
 export async function openHistory({ main, key, query, signal, detail }) {
   const base = `#/p/${encodeURIComponent(key)}`;
   const kinds = query.get("kinds") ?? FILTERS[0][1];
-  const cursors = [""];
-  const list = h("div", {}), pager = h("p", { class: "pager" });
-  let next = null;
-  const load = async () => {
-    const found = await get(ofPipeline(key, "history"), { kinds, before: cursors.at(-1), limit: SIZE }, signal);
-    next = found.next;
-    show(list, found.events.length ? h("ol", { class: "events" }, found.events.map((event) => told(event, base))) : empty("Nothing of this kind has happened, as far as the history goes back."));
-    show(pager, cursors.length > 1 && h("button", { type: "button", "data-go": "newer" }, "Newer"), cursors.length > 1 && h("span", { class: "muted" }, `Page ${cursors.length}`), next && h("button", { type: "button", "data-go": "older" }, "Older"));
-  };
-  pager.addEventListener("click", async (event) => {
-    const where = event.target.closest("button")?.dataset.go;
-    if (!where) return;
-    if (where === "older") cursors.push(next);
-    else cursors.pop();
-    await load().catch((error) => error.name === "AbortError" || show(list, problem(error)));
-    window.scrollTo(0, 0);
-  });
-  await load();
+  const list = h("div", {});
+  const pages = new Pages(
+    (before) => get(ofPipeline(key, "history"), { kinds, before, limit: SIZE }, signal),
+    ({ events }) => show(list, events.length ? h("ol", { class: "events" }, events.map((event) => told(event, base))) : empty("Nothing of this kind has happened, as far as the history goes back.")),
+    () => window.scrollTo(0, 0),
+    (error) => show(list, problem(error)));
+  await pages.load();
   const filters = choices("What has happened", FILTERS.map(([name, value]) => ({ name, href: `${base}/history?kinds=${value}&keep`, isChosen: value === kinds })));
-  const whole = section("What has happened", list, pager);
+  const whole = section("What has happened", list, pages.element);
   whole.querySelector("h2").after(h("div", { class: "head" }, filters));
   main.replaceChildren(h("h1", { class: "hidden" }, "History"), whole);
-  const again = new Again(() => cursors.length === 1 && load(), 2000, mark(detail));
+  const again = new Again(() => pages.isFirst && pages.load(), 2000, mark(detail));
   return { update: (found) => again.note(mark(found)), refresh: () => again.now(), close: () => again.close() };
 }
 

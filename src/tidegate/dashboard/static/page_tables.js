@@ -1,6 +1,6 @@
 // The tables of a pipeline: which checkpoint each of them shows, and what each checkpoint added to them.
 
-import { Again } from "./again.js";
+import { Again, lastOf } from "./again.js";
 import { get, ofPipeline } from "./api.js";
 import { h, show } from "./dom.js";
 import { empty, moment, scrolling, section, table } from "./pieces.js";
@@ -13,8 +13,11 @@ export async function openTables({ main, key, signal, detail }) {
   const place = h("div", { class: "stack" });
   let found = null, rows = ROWS;
   const draw = () => show(place, drawn(found, base, rows));
+  const ask = lastOf(() => get(ofPipeline(key, "tables"), {}, signal));
   const load = async () => {
-    found = await get(ofPipeline(key, "tables"), {}, signal);
+    const answer = await ask();
+    if (answer === null) return;
+    found = answer;
     draw();
   };
   place.addEventListener("click", (event) => {
@@ -24,11 +27,12 @@ export async function openTables({ main, key, signal, detail }) {
   });
   await load();
   main.replaceChildren(h("h1", { class: "hidden" }, "Tables"), place);
-  const again = new Again(load, 2000, last(detail.status));
-  return { update: ({ status }) => again.note(last(status)), refresh: () => again.now(), close: () => again.close() };
+  const again = new Again(load, 2000, mark(detail));
+  return { update: (now) => again.note(mark(now)), refresh: () => again.now(), close: () => again.close() };
 }
 
-const last = (status) => (status?.checkpoints ?? []).map(({ checkpoint, state }) => `${checkpoint} ${state}`).join();
+// A command may set tables back while no run tells anything.
+const mark = ({ status, newest_event: newest }) => [newest, ...(status?.checkpoints ?? []).map(({ checkpoint, state }) => `${checkpoint} ${state}`)].join();
 
 function drawn({ tables, matrix, problems }, base, rows) {
   const link = (name) => (name ? h("a", { href: `${base}/${encodeURIComponent(name)}` }, name) : "none");
@@ -48,14 +52,16 @@ function drawn({ tables, matrix, problems }, base, rows) {
     section("Checkpoints and versions", matrix.length && tables.length
       ? h("div", { class: "scrolls tall matrix", role: "region", "aria-label": "Checkpoints and versions", tabindex: 0 }, table("Which version of each table a checkpoint made, newest first", [
           { name: "Checkpoint", cell: (row) => link(row.checkpoint) },
-          ...tables.map(({ sink, shows }) => ({ name: sink, cell: (row) => cell(row.versions[sink], row.checkpoint === shows) })),
+          ...tables.map(({ sink, shows }) => ({ name: sink, cell: (row) => cell(row.versions[sink], row.missing[sink], row.checkpoint === shows) })),
         ], matrix.slice(0, rows), { keyOf: ({ checkpoint }) => checkpoint, rowClass: ({ checkpoint }) => (shown.has(checkpoint) ? "is-marked" : null) }))
       : empty("No checkpoint is complete yet."),
       matrix.length > rows && h("p", { class: "pager" }, h("button", { type: "button", "data-more": "" }, "More"), h("span", { class: "muted" }, `${rows} of ${matrix.length}`))),
   ];
 }
 
-function cell(version, isShown) {
-  const added = !version ? "adds nothing" : version.rows_added === null ? "rows not known" : `+${plural(version.rows_added, "row")}`;
+const MISSING = { not_shown: "not shown yet", not_known: "not known" };
+
+function cell(version, missing, isShown) {
+  const added = !version ? (MISSING[missing] ?? "adds nothing") : version.rows_added === null ? "rows not known" : `+${plural(version.rows_added, "row")}`;
   return [version ? `v${version.version}` : NONE, isShown && h("span", { class: "now" }, " ◂ shown now"), h("span", { class: "sub" }, added)];
 }

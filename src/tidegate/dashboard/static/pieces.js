@@ -1,5 +1,6 @@
 // Pieces that several pages are made of.
 
+import { lastOf } from "./again.js";
 import { h, s, show } from "./dom.js";
 import { icon } from "./icons.js";
 import { ago, capital, exact, NONE, spaced, time } from "./words.js";
@@ -119,16 +120,71 @@ export class Paged {
   }
 }
 
+/** Pages of a list that the server has, newest first: only the newest grows. */
+export class Pages {
+  #cursors = [""]; // of the pages before this one, so that one can go back
+  #next = null;
+  #ask;
+
+  /** `ask(before)` is answered with `next`, by which to ask for the page after it; `draw(answer)`; `turned()`: somebody has
+   * gone to another page; `fail(error)`: that could not be asked for. */
+  constructor(ask, draw, turned, fail) {
+    Object.assign(this, { draw, turned, fail });
+    this.#ask = lastOf(ask);
+    this.element = h("p", { class: "pager" });
+    this.element.addEventListener("click", (event) => this.#turn(event.target.closest("button")?.dataset.go));
+  }
+
+  get isFirst() {
+    return this.#cursors.length === 1;
+  }
+
+  async load() {
+    const found = await this.#ask(this.#cursors.at(-1));
+    if (found === null) return;
+    this.#next = found.next;
+    this.draw(found);
+    const button = (where, text) => h("button", { type: "button", "data-go": where }, text);
+    show(this.element, !this.isFirst && button("newer", "Newer"), !this.isFirst && h("span", { class: "muted" }, `Page ${this.#cursors.length}`), this.#next && button("older", "Older"));
+  }
+
+  async #turn(where) {
+    const cursors = this.#cursors, next = this.#next;
+    if (where === "newer") this.#cursors = cursors.slice(0, -1);
+    else if (where === "older" && next) this.#cursors = [...cursors, next];
+    else return;
+    this.#next = null; // until it is known what comes after that page
+    try {
+      await this.load();
+      this.turned();
+    } catch (error) {
+      if (error.name === "AbortError") return;
+      [this.#cursors, this.#next] = [cursors, next]; // so that it can be tried again
+      this.fail(error);
+    }
+  }
+}
+
 /** Numbers of a drawing, as a table that is made when somebody looks, fifty rows at a time. */
-export function numbers(caption, columns, rows, size = 50) {
-  const place = h("div", {});
-  const details = h("details", { class: "numbers" }, h("summary", {}, "Numbers"), place);
-  details.addEventListener("toggle", () => {
-    const pages = new Paged(size);
-    if (details.open) pages.draw(caption, columns, rows);
-    place.replaceChildren(...(details.open ? [pages.element] : []));
-  });
-  return details;
+export class Numbers {
+  #rows = [];
+  #place = h("div", {});
+  #pages = null; // while somebody looks
+
+  constructor(caption, columns, size = 50) {
+    Object.assign(this, { caption, columns });
+    this.element = h("details", { class: "numbers" }, h("summary", {}, "Numbers"), this.#place);
+    this.element.addEventListener("toggle", () => {
+      this.#pages = this.element.open ? new Paged(size) : null;
+      this.#place.replaceChildren(...(this.#pages ? [this.#pages.element] : []));
+      this.draw(this.#rows);
+    });
+  }
+
+  draw(rows) {
+    this.#rows = rows;
+    this.#pages?.draw(this.caption, this.columns, rows);
+  }
 }
 
 /** Choices of which one holds, as links: they are in the address, so that they can be sent to somebody. */

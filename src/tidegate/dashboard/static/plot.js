@@ -3,7 +3,7 @@
 // However many points there are, not more is drawn than there are pixels.
 
 import { h, s } from "./dom.js";
-import { numbers } from "./pieces.js";
+import { Numbers } from "./pieces.js";
 import { asMs, measured, time } from "./words.js";
 
 const HEIGHT = 150;
@@ -17,12 +17,13 @@ export function plot(title, points, series, { isStacked = false, open = null } =
   const read = h("p", { class: "read", role: "status" });
   const place = h("div", { class: "drawing", tabindex: 0, role: "group", "aria-label": `${title}, plotted. Left and right move from checkpoint to checkpoint, Enter opens one. The numbers are in the table below.` });
   const key = h("ul", { class: "series" }, series.map(({ name }, index) => h("li", {}, swatch(index, isStacked), name)));
-  const figure = h("figure", { class: "plot" }, h("figcaption", {}, h("h3", {}, title), series.length > 1 && key), place, read,
-    numbers(title, [
-      { name: "Checkpoint", cell: (point) => point.checkpoint },
-      { name: "At", cell: (point) => time(point.at) },
-      ...series.map(({ name, unit, of }) => ({ name, isNumber: true, cell: (point) => measured(unit, of(point)) })),
-    ], known.toReversed()));
+  const numbers = new Numbers(title, [
+    { name: "Checkpoint", cell: (point) => point.checkpoint },
+    { name: "At", cell: (point) => time(point.at) },
+    ...series.map(({ name, unit, of }) => ({ name, isNumber: true, cell: (point) => measured(unit, of(point)) })),
+  ]);
+  numbers.draw(known.toReversed());
+  const figure = h("figure", { class: "plot" }, h("figcaption", {}, h("h3", {}, title), series.length > 1 && key), place, read, numbers.element);
   if (!known.length) {
     place.replaceChildren(h("p", { class: "muted" }, "No checkpoint yet."));
     place.removeAttribute("tabindex");

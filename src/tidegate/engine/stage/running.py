@@ -89,8 +89,9 @@ class StagePlace(msgspec.Struct, frozen=True):
     clock: Clock = msgspec.field(default_factory=Clock)
 
 
-class AsOfCut(msgspec.Struct, frozen=True):
-    """What else was so at a cut: Spark's folder of the attempt that ran the batch, and where a source stood."""
+class AsOfCut(msgspec.Struct, frozen=True, eq=False):
+    """What else was so at a cut: Spark's folder of the attempt that ran the batch, and where a source stood. Each cut
+    has its own, though nothing has changed since another."""
 
     checkpoint: Files
     attempt: int
@@ -171,7 +172,8 @@ class RunningStage:
         self._captured: dict[str, str] = {}
         """What the last checkpoint that captured anything in flight has captured, with its checksums: it is durable."""
         self._attempt = 1
-        self._attempts_to_store: list[int] = []
+        self._to_store: deque[AsOfCut] = deque()
+        """In order: what a snapshot is yet to be stored of. Taken from beside the control thread."""
         self._nudged_at: int | None = None
         self._rests_at_ms: int | None = None
         self._trimmed_at = self.progress.batch
@@ -194,6 +196,10 @@ class RunningStage:
     def in_place(self) -> frozenset[str]:
         """What its snapshots refer to where Spark has written it."""
         return self._snapshotter.in_place()
+
+    def on_deleted(self, paths: Iterable[str]) -> None:
+        """What was stored is gone."""
+        self._snapshotter.on_deleted(paths)
 
     def _output(self) -> Output:
         place, mode = self._place, self.definition.output_mode
@@ -378,20 +384,21 @@ class RunningStage:
     @property
     def oldest_attempt(self) -> int:
         """The oldest whose folders are still needed: those before it are abandoned."""
-        return min(self._attempt, *self._attempts_to_store, self._attempt)
+        return min((at.attempt for at in tuple(self._to_store)), default=self._attempt)
 
     # -- what its part in checkpoints asks --------------------------------------------------------
 
     def standing(self) -> Standing:
         progress = self.progress
-        self._attempts_to_store.append(self._attempt)
+        at = AsOfCut(progress.checkpoint, self._attempt, self._source_positions)
+        self._to_store.append(at)
         return Standing(
             output_sequence=self.channel.sequence,
             has_event_time=self.has_event_time,
             watermark_ms=progress.watermark_ms,
             source_position=", ".join(self._source_positions) or None,
             committable=self.output.sealed(progress.batch),
-            detail=AsOfCut(progress.checkpoint, self._attempt, self._source_positions),
+            detail=at,
         )
 
     def append_barrier(self, barrier: Barrier) -> None:
@@ -415,8 +422,6 @@ class RunningStage:
 
     def storing_snapshot(self, request: StoreSnapshot) -> Callable[[], Stored]:
         at: AsOfCut = request.standing.detail
-        if at.attempt in self._attempts_to_store:
-            self._attempts_to_store.remove(at.attempt)
 
         def store() -> Stored:
             started_ms = self._host.now_ms
@@ -426,6 +431,9 @@ class RunningStage:
                 raise self._not_forced(error) from error
             except OSError as error:
                 raise StoreUnavailable(say(error)) from error
+            # Not before: it may name files where they lie. Those before it that are left were given up.
+            while at in self._to_store:
+                self._to_store.popleft()
             return Stored(
                 files=(),
                 new_bytes=taken.new_bytes,

@@ -72,7 +72,8 @@ class Counted(msgspec.Struct, frozen=True):
     """All of it at one moment."""
 
     checkpoints: dict[Outcome, int] = {}
-    aborted_in_a_row: int = 0
+    aborted_in_a_row: int | None = None
+    """None: whoever leads the pipeline knows, and that is another process."""
     durations: Distribution = Distribution()
     alignments: Distribution = Distribution()
     last: CheckpointStatus | None = None
@@ -91,7 +92,7 @@ class Tally:
     def __init__(self) -> None:
         self._counting = threading.Lock()
         self._checkpoints: Counter[Outcome] = Counter(dict.fromkeys(OUTCOMES, 0))
-        self._aborted_in_a_row = 0
+        self._aborted_in_a_row: int | None = None
         self._durations = Distribution()
         self._alignments = Distribution()
         self._last: CheckpointStatus | None = None
@@ -113,7 +114,7 @@ class Tally:
                 self._durations,
                 self._alignments,
                 self._last,
-                {name: self._before.get(name, StageCounts()) + each for name, each in self._now.items()},
+                self._in_all_generations(),
                 dict(self._sinks),
                 dict(self._recoveries),
                 self._failures,
@@ -128,30 +129,48 @@ class Tally:
             self._status = status
             if status is None:
                 return
+            self._aborted_in_a_row = self._aborted_in_a_row or 0
             if status.generation is not None and status.stages:
                 self._count_stages(status)
             for each in (*status.in_progress, *status.checkpoints):
                 if each.commits:
                     self._count_failed_commits(each)
 
+    def step_down(self) -> None:
+        """Another process speaks for the run from now on. What was counted stays; of what came last, only that one
+        knows."""
+        with self._counting:
+            self._status = self._aborted_in_a_row = self._last = None
+
+    def on_base(self, checkpoint: CheckpointStatus) -> None:
+        """The newest checkpoint that there is, whoever took it: what the run goes on from. It is not counted."""
+        with self._counting:
+            if self._status is not None:  # else it was looked for, and somebody else leads by now
+                self._keep_last(checkpoint)
+
     def _count_stages(self, status: RunStatus) -> None:
         own = {name: each for name, each in status.stages.items() if each.chained_into is None}
+        # A generation's first word is of whoever leads: of a stage elsewhere it knows but who was given it.
+        untold = {name for each in status.instances for name in each.stages} - status.stages.keys()
         of = (status.started_at, status.generation)
         if of != self._of:
             self._of = of
-            self._before = {name: each + self._before.get(name, StageCounts()) for name, each in self._now.items()}
-            self._now = {}
+            self._before, self._now = self._in_all_generations(), {}
         for name, each in own.items():
             known = self._now.get(name, StageCounts())
             self._now[name] = StageCounts(  # several processes may tell: who was heard later need not know more
                 max(known.rows, each.rows), max(known.batches, each.batches), max(known.batches_ms, each.batches_ms)
             )
-        for gone in self._now.keys() - own.keys():
-            del self._now[gone]
-        for gone in self._before.keys() - own.keys():
-            del self._before[gone]
+        for counts in (self._before, self._now):
+            for gone in counts.keys() - own.keys() - untold:
+                del counts[gone]
         sinks = [name for name, each in status.stages.items() if each.kind == "sink"]
+        sinks += (name for name in self._sinks if name in untold)
         self._sinks = {name: self._sinks.get(name, SinkCounts()) for name in sinks}
+
+    def _in_all_generations(self) -> dict[str, StageCounts]:
+        none = StageCounts()
+        return {name: self._before.get(name, none) + self._now.get(name, none) for name in self._before | self._now}
 
     # -- what has happened ------------------------------------------------------------------------
 
@@ -178,18 +197,21 @@ class Tally:
         is_aborted = ended.state == "aborted"
         if not self._is_known(event.id):
             self._checkpoints["aborted" if is_aborted else "complete"] += 1
-            self._aborted_in_a_row = self._aborted_in_a_row + 1 if is_aborted else 0
+            self._aborted_in_a_row = (self._aborted_in_a_row or 0) + 1 if is_aborted else 0
             if not is_aborted:
                 self._measure(ended)
         if is_aborted:
             return
-        if self._last is None or (decided_s(ended) or 0) >= (decided_s(self._last) or 0):
-            self._last = ended
+        self._keep_last(ended)
         for sink, commit in ended.commits.items():
             if commit.took_ms is not None and not self._is_known(f"{event.id} {sink}"):
                 known = self._sinks.get(sink, SinkCounts())
                 durations = known.durations.with_one(commit.took_ms / 1000)
                 self._sinks[sink] = SinkCounts(known.committed + 1, known.failed, durations)
+
+    def _keep_last(self, complete: CheckpointStatus) -> None:
+        if self._last is None or (decided_s(complete) or 0) >= (decided_s(self._last) or 0):
+            self._last = complete
 
     def _measure(self, ended: CheckpointStatus) -> None:
         if ended.duration_ms is not None:

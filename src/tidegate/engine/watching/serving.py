@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from tidegate.engine.control import has_spoken, is_silent
 from tidegate.engine.events import AnyEvent
 from tidegate.engine.options import RunOptions
-from tidegate.engine.status import RunStatus
+from tidegate.engine.status import RunStatus, status_in
 from tidegate.engine.watching.counts import Tally
-from tidegate.errors import InvalidConfig
+from tidegate.errors import InvalidConfig, TidegateError
 from tidegate.storage.disk import room
+from tidegate.storage.inspection import InspectedRoot
 from tidegate.storage.places import Place
 from tidegate.storage.system import say
 
@@ -35,12 +36,32 @@ class Metrics:
         self._place = place
         self._root = str(place)
         self._tally = Tally()
+        self._speaks = False
         assert settings.metrics_port is not None
         self._server = Server(self._collector(), settings.metrics_host, settings.metrics_port)
         _log.info("metrics are at %s", self._server.url)
 
     def on_status(self, status: RunStatus | None) -> None:
+        if status is None:
+            self._speaks = False
+            self._tally.step_down()
+            return
         self._tally.on_status(status)
+        if not self._speaks:
+            self._speaks = True
+            # Not here: the control thread waits for nothing.
+            threading.Thread(target=self._look_back, name="tidegate-metrics-base", daemon=True).start()
+
+    def _look_back(self) -> None:
+        """At the newest checkpoint, which another process may have taken: until this one completes its first, that is
+        how old the last one is."""
+        try:
+            inspected = InspectedRoot(self._place)
+            newest = inspected.log().newest
+            if newest is not None:
+                self._tally.on_base(status_in(inspected.manifest(newest)))
+        except (TidegateError, OSError) as error:
+            _log.debug("there are no metrics of the newest checkpoint before the next is complete: %s", error)
 
     def on_event(self, event: AnyEvent) -> None:
         self._tally.on_event(event)

@@ -26,6 +26,7 @@ from tidegate.errors import InvalidConfig, SinkFailed, first_line
 from tidegate.storage.files import Files
 from tidegate.storage.folder import Folder, near
 from tidegate.storage.mounted import is_local
+from tidegate.storage.transfers import Transfers
 from tidegate.storage.user_paths import bucket_kind, plain_path
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def name_of(version: int) -> str:
 class Shelf:
     """Where Spark, and whoever else reads files of this machine, finds the files of a table."""
 
-    def __init__(self, folder: Path, bucket: Bucket | None = None) -> None:
+    def __init__(self, folder: Path, bucket: Bucket | None = None, transfers: Transfers | None = None) -> None:
+        self._transfers = Transfers() if transfers is None else transfers
         self.folder = folder
         self._bucket = bucket
         self._fetched: set[str] = set()
@@ -73,7 +75,8 @@ class Shelf:
         from tidegate.storage.transfer import download
 
         wanted = [name for name in dict.fromkeys(names) if name not in self._fetched]
-        download(self._bucket, ((name, self.folder / name) for name in wanted))
+        with self._transfers.under_way("downloading", len(wanted)) as told:
+            download(self._bucket, ((name, self.folder / name) for name in wanted), told)
         self._fetched.update(wanted)
 
     def remove(self) -> None:
@@ -338,17 +341,20 @@ class InBucket(Home):
         if place is None or not isinstance(here, Folder):
             return self.bucket()
         if place.session is None or is_local(str(place.session.sparkContext.master)):
-            return Outbox(self.bucket(), here)
-        return ClusterOutbox(self.bucket(), here, self._given)
+            return Outbox(self.bucket(), here, place.transfers)
+        return ClusterOutbox(self.bucket(), here, self._given, place.transfers)
 
     def put_on_shelf(self, files: Files | None = None, *, on_cluster: bool = False) -> Shelf:
+        from tidegate.storage.outbox import Outbox
+
         if on_cluster:
             return FarShelf(self.bucket())
         here = None if files is None else near(files)
         beside = here.location() if isinstance(here, Folder) else None
         if beside is not None:
             Path(beside).mkdir(parents=True, exist_ok=True)
-        return Shelf(Path(tempfile.mkdtemp(prefix="fetched-", dir=beside)), self.bucket())
+        transfers = files.transfers if isinstance(files, Outbox) else None
+        return Shelf(Path(tempfile.mkdtemp(prefix="fetched-", dir=beside)), self.bucket(), transfers)
 
     @property
     def options(self) -> dict[str, str]:

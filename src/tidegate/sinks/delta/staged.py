@@ -31,7 +31,7 @@ from tidegate.sinks.staging import NULL_FOLDER
 from tidegate.storage.files import Files, clear
 from tidegate.storage.folder import near
 from tidegate.storage.mounted import Mounted
-from tidegate.storage.parquet import footer_of
+from tidegate.storage.parquet import footer_of, is_written
 
 if TYPE_CHECKING:
     from tidegate.sinks.delta.table import DeltaTable
@@ -102,13 +102,13 @@ class Staged:
 
     def written(self, folder: str) -> list[str]:
         """The Parquet files in an attempt."""
-        return [name for name in self.files.list(folder) if name.endswith(".parquet")]
+        return [name for name in self.files.list(folder) if is_written(name, folder)]
 
     def written_here(self, folder: str) -> list[str]:
         """What Spark has just written there."""
         if self.is_on_cluster:
             return self.written(folder)
-        return [name for name in near(self.files).list(folder) if name.endswith(".parquet")]
+        return [name for name in near(self.files).list(folder) if is_written(name, folder)]
 
     def linked(self, attempts: Iterable[str]) -> list[str]:
         """What attempts have brought into the table, or would have, by its names there."""
