@@ -310,18 +310,18 @@ class FakePipeline:
         stages = {}
         now_ms = int(self.now.timestamp() * 1000)
         names = list(self.shape)
-        for name, (kind, _) in self.shape.items():
+        for name, (kind, inputs) in self.shape.items():
+            lags = {each: hash_of(f"{each} to {name}{self.ticks}") % 5 for each in inputs}
+            if self.is_held and name == self.sinks[0]:
+                lags = dict.fromkeys(inputs, 64 // len(inputs))
             held = self.is_held and name in self.shape[self.sinks[0]][1]
             stages[name] = StageStatus(
                 kind=kind,  # type: ignore[arg-type]
                 batch=self.ticks + 40,
                 rows=self.rows[name] + 100_000,
                 rows_per_s=float(0 if held else self.rate(name)),
-                lag=None
-                if kind == "source"
-                else 64
-                if self.is_held and name == self.sinks[0]
-                else hash_of(f"{name}{self.ticks}") % 5,
+                lag=sum(lags.values()) if inputs else None,
+                lags=lags if len(inputs) > 1 else {},
                 watermark_ms=now_ms - 30_000 - self.depth[name] * 900,
                 has_event_time=True,
                 held_back_by=self.sinks[0] if held else None,

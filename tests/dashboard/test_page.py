@@ -141,6 +141,20 @@ def test_the_barrier_is_seen_on_its_way_into_stages_that_run_as_one_query(page: 
     page.wait("document.querySelectorAll('.edge.is-chained.is-passed').length === 1")
 
 
+def test_what_is_yet_to_be_read_stands_at_the_channel_that_it_comes_by(page: Browser, server: Server) -> None:
+    orders = server.world.named("orders")
+    of_both = next(name for name, (_, inputs) in orders.shape.items() if len(inputs) > 1)
+    while not all((lags := orders.status().stages[of_both].lags).values()) or len(set(lags.values())) == 1:
+        server.world.advance()
+    open_page(page, server, path_of(orders))
+    for source, lag in lags.items():
+        said = f"{source} to {of_both}: "
+        title = f"[...document.querySelectorAll('.edge title')].find(e => e.textContent.startsWith({json.dumps(said)}))"
+        assert f"{lag} segment" in page.wait(f"{title}?.textContent")
+    words = page.wait("[...document.querySelectorAll('.flow')].map(e => e.textContent)")
+    assert {f"lag {lag}" for lag in lags.values()} <= {each.partition(" · ")[2] for each in words}
+
+
 def test_a_change_arrives_without_reload(page: Browser, server: Server) -> None:
     orders = server.world.named("orders")
     open_page(page, server, path_of(orders, "/checkpoints"))
@@ -417,6 +431,39 @@ def test_actions_that_are_off_say_so(page: Browser, server: Server) -> None:
     open_page(page, server, path_of(server.world.named("orders"), "/actions"))
     assert "--allow-actions" in page.text("main")
     assert page.see("document.querySelectorAll('main button:not(:disabled)').length") == 0
+
+
+# Roles of what a user acts on, and of what is told as one thing.
+ACTED_ON = {"button", "link", "textbox", "searchbox", "combobox", "checkbox", "radio", "slider", "DisclosureTriangle"}
+TOLD = {"image", "img", "graphics-document", "graphics-symbol", "graphics-object", "table", "dialog"}
+
+
+def heard(page: Browser) -> list[dict[str, Any]]:
+    """What a screen reader gets of a page."""
+    page.call("Accessibility.enable")
+    return [each for each in page.call("Accessibility.getFullAXTree")["nodes"] if not each["ignored"]]
+
+
+def nameless(nodes: list[dict[str, Any]]) -> list[str]:
+    """The roles of what should have a name, and has none."""
+    named = ((each["role"]["value"], each.get("name", {}).get("value")) for each in nodes)
+    return [role for role, name in named if role in ACTED_ON | TOLD and not name]
+
+
+@pytest.mark.parametrize("name", ["all", *EACH])
+def test_whoever_hears_a_page_is_told_what_everything_on_it_is(page: Browser, server: Server, name: str) -> None:
+    open_page(page, server, "#/" if name == "all" else path_of(server.world.named("orders"), name))
+    nodes = heard(page)
+    roles = [each["role"]["value"] for each in nodes]
+    assert roles.count("main") == 1
+    assert "heading" in roles
+    assert nameless(nodes) == []
+    for each in nodes:
+        if each["role"]["value"] in ACTED_ON:
+            known = {one["name"]: one["value"].get("value") for one in each["properties"]}
+            assert known.get("focusable") or known.get("disabled"), each["name"]
+    page.see("void document.querySelector('main').append(document.createElement('button'))")
+    assert nameless(heard(page)) == ["button"], "this is how it would be noticed"
 
 
 def test_keys_alone_reach_a_checkpoint(page: Browser, server: Server) -> None:

@@ -110,6 +110,7 @@ class StageStatus(msgspec.Struct, frozen=True):
     batches_ms: Annotated[
         int, Meta(description="how long these took together, each from when Spark planned it until its commit was seen")
     ] = 0
+    lags: Annotated[dict[str, int], Meta(description="`lag` by input, where it has several")] = {}
 
 
 class StagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -564,6 +565,7 @@ class Observer:
             tuple(HeldInput(each.input, each.ahead_of, each.by_ms) for each in stage.inputs.holds) if is_first else (),
             progress.batches if is_last else 0,
             progress.batches_ms if is_last else 0,
+            stage.inputs.lags if is_first and len(member.inputs) > 1 else {},
         )
 
     def _of_earlier(self, generation: Generation) -> Iterator[CheckpointStatus]:

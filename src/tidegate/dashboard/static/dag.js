@@ -173,7 +173,8 @@ function edgeLook(edge, { stages, checkpoint, isAlive }) {
   const isHeld = isAlive && source?.held_back_by === edge.target;
   const isChained = source?.chained_into && (source.chained_into === edge.target || source.chained_into === target?.chained_into);
   const flow = !isAlive || !source || isChained ? (isChained ? "one query" : "") : rate(source.rows_per_s);
-  const lag = edge.isOnly && target?.lag > 0 ? `lag ${count(target.lag)}` : "";
+  const unread = (edge.isOnly ? target?.lag : target?.lags[edge.source]) ?? 0;
+  const lag = unread > 0 ? `lag ${count(unread)}` : "";
   const mark = isAlive && source?.watermark_ms ? behind(source.watermark_ms) : "";
   // Of stages that run as one query, the last takes part for all of them.
   const partOf = (name, stage) => checkpoint?.stages[stage?.chained_into ?? name];
@@ -186,7 +187,7 @@ function edgeLook(edge, { stages, checkpoint, isAlive }) {
     isHeld,
     state: `${isHeld ? "is-held" : ""} ${isBehind ? "is-passed" : ""} ${isChained ? "is-chained" : ""} ${isAlive ? flowing(source?.rows_per_s) : "is-off"}`,
     at,
-    told: `${edge.source} to ${edge.target}: ${[flow, isHeld && "held back", target?.lag > 0 && plural(target.lag, "segment") + " yet to read", mark && `watermark ${time(source.watermark_ms)}, ${mark}`, at !== null && "the barrier is here"].filter(Boolean).join(", ")}`,
+    told: `${edge.source} to ${edge.target}: ${[flow, isHeld && "held back", unread > 0 && plural(unread, "segment") + " yet to read", mark && `watermark ${time(source.watermark_ms)}, ${mark}`, at !== null && "the barrier is here"].filter(Boolean).join(", ")}`,
   };
 }
 

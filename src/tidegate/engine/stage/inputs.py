@@ -90,9 +90,14 @@ class Inputs:
         return self._cursors[name]
 
     @property
+    def lags(self) -> dict[str, int]:
+        """How many segments of each input the stage has yet to commit, also those that wait behind a barrier."""
+        return {name: channel.sequence - self._positions[name] for name, channel in self._channels.items()}
+
+    @property
     def lag(self) -> int:
-        """How many segments the stage has yet to commit, also those that wait behind a barrier."""
-        return sum(channel.sequence - self._positions[name] for name, channel in self._channels.items())
+        """The same of all."""
+        return sum(self.lags.values())
 
     # -- reading ----------------------------------------------------------------------------------
 
