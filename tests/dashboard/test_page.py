@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import get_args
+from typing import Any
 from urllib.parse import quote
 
 import pytest
