@@ -6,8 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from typing import get_args
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import quote
 
 import pytest
