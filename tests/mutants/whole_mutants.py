@@ -544,16 +544,6 @@ WHOLE_DEFECTS: Final = (
         5,
         moving,
     ),
-    WholeMutant(
-        "what_was_left_by_who_was_killed_while_bringing_stays",
-        "files of a checkpoint that was never decided are in the way of nobody, and stay",
-        rewrite(
-            Edit(cleaning.Cleaning._next_walk, "self._started_from, self._after_checkpoint", "self._started_from, 0")
-        ),
-        "NothingLeft",
-        30,
-        moving,
-    ),
     # -- forks
     WholeMutant(
         "a_promoted_fork_stays_one",

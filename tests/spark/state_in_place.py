@@ -93,7 +93,7 @@ class OnCluster:
             restore_checkpoint(self.root, files_of(self.root, STAGE, start), self.spark())
         self._start_query()
         self._stage = running(self.snapshotter)
-        self._cleaning = Cleaning(self.root, self.generation, {STAGE: self._stage}, (), self._checkpoint_id)
+        self._cleaning = Cleaning(self.root, self.generation, {STAGE: self._stage}, ())
 
     def pause(self) -> None:
         """And go on in fresh folders."""

@@ -22,7 +22,6 @@ from tidegate.engine.stage.running import RunningStage
 from tidegate.errors import DamagedCheckpoint
 from tidegate.protocol.coordinator import StageReport
 from tidegate.protocol.decision_log import CheckpointCompleted
-from tidegate.protocol.messages import MAX_U64
 from tidegate.protocol.retention import StoredFile
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.filelog import checked_by
@@ -88,15 +87,11 @@ class Leftovers:
 
 
 class Walk(msgspec.Struct, frozen=True):
-    """Through all that older generations have left. `known`: what need not be looked for.
-
-    `after_checkpoint`: an id below all of this generation. Where somebody was killed who was about to open it for a
-    checkpoint from elsewhere, it holds what was kept for such an id.
-    """
+    """Through all that older generations have left. `known`: what need not be looked for. What somebody has left under
+    the number of this one goes when it is opened."""
 
     root: Files
     generation: int
-    after_checkpoint: int
     known: Collection[str]
     retained: Records
     elsewhere: Manifest | None = None
@@ -109,7 +104,6 @@ class Walk(msgspec.Struct, frozen=True):
     def found(self) -> list[StoredFile]:
         """What of it checkpoints of older generations refer to, and what nobody does."""
         stored = [(name, number) for number in self.older() for name in self.root.list(RootPaths.generation(number))]
-        stored += [(name, self.generation) for name in self._never_opened()]
         referring = self._referring()
         held = frozenset[str]() if self.elsewhere is None else references(self.root, self.elsewhere)
         return [
@@ -117,14 +111,6 @@ class Walk(msgspec.Struct, frozen=True):
             for name, number in stored
             if (own := checked_by(name)) not in self.known and own not in held
         ]
-
-    def _never_opened(self) -> list[str]:
-        """What somebody has left who wanted this very generation."""
-        if not self.after_checkpoint:
-            return []  # it was looked for before
-        own = RootPaths.generation(self.generation)
-        kept = (name for part in RootPaths.KEPT for name in self.root.list(f"{own}/{part}"))
-        return [name for name in kept if (RootPaths.kept_for(name) or MAX_U64) <= self.after_checkpoint]
 
     def _referring(self) -> dict[str, tuple[int, int]]:
         """From which checkpoint on, and below which one, each file is referred to by those of older generations; and by
@@ -150,22 +136,20 @@ class Cleaning:
         generation: int,
         stages: Mapping[str, RunningStage],
         queries: Sequence[StageDefinition],
-        after_checkpoint: int = 0,
         *,
         leads: bool = True,
         elsewhere: Manifest | None = None,
         deletes_from: int = 1,
     ) -> None:
-        """Before any of the stages takes a snapshot. `stages`: those that run here, of `queries`. `after_checkpoint`:
-        which id they all come after. `leads`: it cleans up after older generations, too. `elsewhere`: what stages start
-        from that run in other processes, where there are any. `deletes_from`: fewer stored files than these are not
-        deleted before there are more, or the run ends: each time costs a request, and may cost more than it saves."""
+        """Before any of the stages takes a snapshot. `stages`: those that run here, of `queries`. `leads`: it cleans
+        up after older generations, too. `elsewhere`: what stages start from that run in other processes, where there
+        are any. `deletes_from`: fewer stored files than these are not deleted before there are more, or the run ends:
+        each time costs a request, and may cost more than it saves."""
         self._root = root
         self._queries = queries
         self._leads = leads
         self._elsewhere = elsewhere
         self._is_all_here = len(stages) == len(queries)
-        self._after_checkpoint = after_checkpoint
         self._generation = generation
         self._stages = stages
         self._leftovers = Leftovers()
@@ -228,9 +212,9 @@ class Cleaning:
     def _next_walk(self, visible: int, retained: Records) -> Walk | None:
         if not self._leads:
             return None
-        after, elsewhere = 0, self._elsewhere
+        elsewhere = self._elsewhere
         if self._started_from is not None:
-            known, after = self._started_from, self._after_checkpoint
+            known = self._started_from
         elif visible == self._last:
             known = frozenset(path for stage in self._stages.values() for path in stage.held_paths())
             record = retained.get(visible)
@@ -239,7 +223,7 @@ class Cleaning:
         else:
             return None
         known |= self._leftovers.paths()
-        return Walk(self._root, self._generation, after, known, retained, elsewhere)
+        return Walk(self._root, self._generation, known, retained, elsewhere)
 
     def _walk_through(self, walk: Walk) -> list[StoredFile]:
         try:

@@ -182,13 +182,11 @@ class Generation:
             self.carrier.handle(following(ground.root, self.generation, self.queries, self._cleaning()))
 
     def _cleaning(self) -> Cleaning:
-        opened = self._ground.opened
         return Cleaning(
             self._ground.root,
             self.generation,
             self.stages,
             self.queries,
-            max(opened.largest_id, opened.log.last_checkpoint_id),
             leads=self.part.leads,
             elsewhere=self._ground.base if self.elsewhere else None,
             deletes_from=self._ground.deletes_from,

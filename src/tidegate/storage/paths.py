@@ -62,8 +62,6 @@ class RootPaths:
     HISTORY = "history"
     GENERATIONS = "generations"
     IN_FLIGHT = "in-flight"
-    KEPT = ("manifests", "snapshots", "lists", IN_FLIGHT)
-    """Folders of a generation in which everything was kept for a checkpoint."""
 
     @staticmethod
     def is_inside(name: str) -> bool:
