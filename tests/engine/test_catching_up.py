@@ -20,7 +20,6 @@ from tidegate.storage.decisions import StoredDecisions
 from tidegate.storage.folder import Folder
 from tidegate.storage.lock import RootLock
 from tidegate.storage.memory import Memory
-from tidegate.storage.paths import RootPaths
 
 AT = "2030-01-01T10:00:00.000+00:00"
 
@@ -155,10 +154,14 @@ def test_a_run_that_fails_to_start_takes_nothing_away_from_the_one_that_was_kill
             told = read_status(files)
             assert told is not None
             assert (told.state, told.why, told.generation) == ("failed", "no Java", None)
+        with pytest.raises(ValueError, match="no Java"), Remote(files, "orders", lock):  # which could not keep them
+            raise ValueError("no Java")
+        found = last_words(files)
+        assert found is not None
+        assert found.why == "no Java", "what somebody else has kept is of another time"
         started = msgspec.structs.replace(status(), pid=4712, generation=5)
         StatusFiles(files, lock, killed).write(started)
         assert last_words(files) == started, "what was before that is in the history by now"
-        assert b"4711" not in (files.read(RootPaths.STATUS) or b"")
 
 
 def test_marks_of_the_run_itself_are_its_own() -> None:

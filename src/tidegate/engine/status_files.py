@@ -5,8 +5,8 @@
 
 In a bucket it is in neither, but in the lease, which is written anew all the time in any case.
 
-Until a run has opened a generation, what it says carries what the run before said last: one that fails to start, or is
-killed at it, takes nothing away from the history of that one (`last_words`).
+Before a run says its first word, it keeps beside the history what the run before said last: one that fails to start, or
+is killed at it, takes nothing away from the history of that one (`last_words`).
 
 Importing this brings no PySpark.
 """
@@ -52,16 +52,22 @@ def last_words(files: Files) -> RunStatus | None:
     if said is None or said.generation is not None:
         return said
     with suppress(ValueError, msgspec.MsgspecError):
-        data = _carried(files) or _read(files, RootPaths.STATUS)
-        earlier = None if data is None else msgspec.json.decode(data, type=_Starting).earlier
-        return said if earlier is None else earlier
+        data = _read(files, RootPaths.LAST_WORDS)
+        kept = None if data is None else msgspec.json.decode(data, type=_Kept)
+        return said if kept is None or kept.by != _who(said) else kept.words
     return said
 
 
-class _Starting(msgspec.Struct, frozen=True):
-    """What is written beside the status of a run that has not opened a generation yet."""
+class _Kept(msgspec.Struct, frozen=True):
+    """What a run has kept of the words of the one before it."""
 
-    earlier: RunStatus | None = None
+    by: str
+    words: RunStatus
+
+
+def _who(status: RunStatus) -> str:
+    """A run, as no other is known."""
+    return f"{status.pid} {status.host} {status.started_at}"
 
 
 def _carried(files: Files) -> bytes | None:
@@ -124,21 +130,26 @@ class StatusFiles:
             _log.debug("there is no reserve for the status: %s", error)
 
     def write(self, status: RunStatus, *, at_once: bool = False) -> None:
+        self._keep_earlier(status)
         if self._lock.carries_words:
-            self._lock.say(self._encoded(status), at_once=at_once)
+            self._lock.say(msgspec.json.encode(status), at_once=at_once)
             return
         if self.is_of_another_run(status.generation):
             return
         try:
-            self._files.write(RootPaths.STATUS, self._encoded(status))
+            self._files.write(RootPaths.STATUS, msgspec.json.encode(status))
             self._is_written = True
         except StoreUnavailable as error:
             self._write_in_short(status, error)
 
-    def _encoded(self, status: RunStatus) -> bytes:
-        if self._earlier is None or status.generation is not None:
-            return msgspec.json.encode(status)
-        return msgspec.json.encode({**msgspec.to_builtins(status), "earlier": self._earlier})
+    def _keep_earlier(self, status: RunStatus) -> None:
+        """Once, before what that one said is lost; of one that had opened no generation there is nothing to tell."""
+        earlier, self._earlier = self._earlier, None
+        if earlier is not None and earlier.generation is not None and status.generation is None:
+            try:
+                self._files.write(RootPaths.LAST_WORDS, msgspec.json.encode(_Kept(_who(status), earlier)))
+            except StoreUnavailable as error:
+                _log.debug("what the run before said last is not kept: %s", error)
 
     def is_of_another_run(self, generation: int | None) -> bool:
         """Whether another run took over from the one of this generation: then what that one says counts."""

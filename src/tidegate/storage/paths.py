@@ -60,6 +60,8 @@ class RootPaths:
     FORK = "fork.json"
     COORDINATION = "coordination"
     HISTORY = "history"
+    LAST_WORDS = f"{HISTORY}/last-words.json"
+    """What the run before said, of which the history may not have all."""
     GENERATIONS = "generations"
     IN_FLIGHT = "in-flight"
 
