@@ -17,6 +17,7 @@ def test_every_whole_mutant_is_caught(mutant: WholeMutant) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("mutant", TOGETHER_DEFECTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_of_instances_is_caught(mutant: WholeMutant) -> None:
     check_caught(mutant)

@@ -311,4 +311,4 @@ class HealthyTable(RuleBasedStateMachine):
 
 
 TestHealthyTable = HealthyTable.TestCase
-TestHealthyTable.settings = search(20, steps=30)
+TestHealthyTable.settings = search(8, steps=30)

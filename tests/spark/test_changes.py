@@ -264,7 +264,7 @@ def listing(*folders: Path) -> dict[str, tuple[int, bytes]]:
     }
 
 
-@pytest.mark.parametrize("chain", [True, False])
+@pytest.mark.parametrize("chain", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_a_stage_put_between_and_a_table_taken_off_lose_and_double_nothing(
     chain: bool, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

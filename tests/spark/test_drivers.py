@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,16 @@ from tidegate.engine.kill_points import Step
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
-_ON_A_FOLDER = ("kill leader", "kill member", "sleep leader", "sleep member", "lose leader", "leave member")
+_ON_A_FOLDER = ("kill leader", "sleep leader", "lose member")
+_MORE_ON_A_FOLDER = ("kill member", "sleep member", "lose leader", "leave member")
 _IN_A_BUCKET = ("kill leader", "kill member")
 _ON_ZOOKEEPER = ("kill leader", "sleep member", f"{Step.STAGE_CUT.value}:3")
 
 
-def test_drivers_that_are_killed_and_sleep_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("faults", [_ON_A_FOLDER, pytest.param(_MORE_ON_A_FOLDER, marks=pytest.mark.soak)])
+def test_drivers_that_are_killed_and_sleep_lose_and_double_nothing(tmp_path: Path, faults: Sequence[str]) -> None:
     with Drivers(tmp_path) as drivers:
-        assert fault_often(drivers, _ON_A_FOLDER, seed=1) == len(_ON_A_FOLDER)
+        assert fault_often(drivers, faults, seed=1) == len(faults)
         _check(drivers)
 
 

@@ -106,6 +106,7 @@ def test_a_channel_holds_only_what_a_reader_has_yet_to_see_or_to_consume() -> No
 
 
 @pytest.mark.slow
+@pytest.mark.soak  # what each of its parts costs is counted by the next ones
 def test_a_batch_costs_the_same_after_many_batches_as_after_few(tmp_path: Path) -> None:
     def twenty_batches(pipeline: PlayedPipeline) -> tuple[dict[str, int], dict[str, int], Counter[str]]:
         with Counted.block(own_thread=True) as counts:

@@ -19,10 +19,18 @@ _WITH_ROWS_IN_FLIGHT = {
 }
 
 
-def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("every", "random_kills", "kills"),
+    [
+        pytest.param(1, 3, 10, marks=pytest.mark.soak, id="at all steps"),  # those of a root in a bucket are in CI
+        pytest.param(2, 1, 5, id="at some steps"),
+    ],
+)
+def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothing(
+    tmp_path: Path, every: int, random_kills: int, kills: int
+) -> None:
     runs = KilledRuns(tmp_path)
-    steps = at_steps(STEPS)
-    assert kill_often(runs, steps, random_kills=3, seed=1) == 10
+    assert kill_often(runs, at_steps(STEPS)[::every], random_kills=random_kills, seed=1) == kills
     runs.check_tables()
     assert runs.check_every_epoch() >= 3
     runs.check_no_orphans()

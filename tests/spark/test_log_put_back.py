@@ -93,7 +93,8 @@ class Roots:
         assert shown == oracle(summing(self._folder), self._spark)["table"]
 
 
-@pytest.fixture(params=["folder", "bucket"])
+# In a folder there is less to go wrong: all of it is in one place.
+@pytest.fixture(params=[pytest.param("folder", marks=pytest.mark.soak), "bucket"])
 def roots(
     request: pytest.FixtureRequest, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> Roots:
