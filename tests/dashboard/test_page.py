@@ -277,6 +277,7 @@ def test_every_phase_has_a_colour_on_which_its_name_can_be_read(page: Browser, s
     open_page(page, server, path_of(server.world.named("orders"), "/checkpoints/ckpt-000060"))
     phases = page.see('import("/static/gantt.js").then(module => module.PHASES)')
     assert phases == list(get_args(Phase))
+    page.wait("document.querySelector('svg.gantt:not([width])') !== null")  # once it is known how wide that may be
     for phase in phases:
         page.see(
             "document.getElementById('try')?.remove();"
