@@ -33,11 +33,16 @@ def main() -> int:
     complete = [each["checkpoint"] for each in rows]
     longest = max(complete, key=lambda each: each["duration_ms"] or 0)["checkpoint"]
     with Browser(program) as browser:
-        for name, path, height in (("pipeline", "", 640), ("checkpoint", f"/checkpoints/{longest}", 800)):
+        for name, path, height, drawn in (
+            ("pipeline", "", 640, "document.querySelector('.dag')?.getAttribute('aria-busy') === 'false'"),
+            ("checkpoint", f"/checkpoints/{longest}", 800, "document.querySelector('.gantt .bar') !== null"),
+        ):
             browser.size(_WIDTH, height)
-            browser.open(f"{url}/#/p/{quote(key)}{path}")
+            shown = f"#/p/{quote(key)}{path}"
+            browser.open(f"{url}/{shown}")
+            browser.wait(f"document.getElementById('main').dataset.shows === {json.dumps(shown)}")
             browser.wait_text("Live", "#connection")
-            browser.wait("(document.querySelector('.dag')?.getAttribute('aria-busy') ?? 'false') === 'false'")
+            browser.wait(drawn)
             browser.picture(_DOCS / f"dashboard-{name}.png", whole=False)
     return 0
 
