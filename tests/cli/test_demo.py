@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +14,7 @@ import pytest
 
 from tidegate.cli.answers import ComparedTable
 from tidegate.cli.demo import Rows, compare, demo_command, take_open_windows
+from tidegate.cli.exits import Exit
 from tidegate.errors import InvalidConfig
 
 WANTED: Rows = Counter({(1, "DE"): 1, (2, "FR"): 2, (3, "IT"): 1})
@@ -41,3 +46,26 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_started(
     monkeypatch.setattr("tidegate.cli.demo._Teller", None)  # nothing is even said
     with pytest.raises(InvalidConfig, match=r"--svg .*/missing/demo.svg cannot be written: No such file or directory"):
         demo_command(svg=tmp_path / "missing" / "demo.svg")
+
+
+@pytest.mark.slow
+def test_whoever_ends_the_demo_ends_its_run_too(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tidegate", "demo", "--files", "4"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # by which its run is known
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as demo:
+        until = time.monotonic() + 120
+        while not runs_under(tmp_path):
+            assert demo.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        demo.terminate()
+        assert demo.wait(120) == Exit.INTERRUPTED
+    assert runs_under(tmp_path) == []
+
+
+def runs_under(folder: Path) -> list[str]:
+    """Processes of runs that have their root there."""
+    found = subprocess.run(
+        ["pgrep", "-f", f"tidegate run .*--root {folder}"], capture_output=True, text=True, check=False
+    )
+    return found.stdout.split()

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import typer
@@ -111,6 +112,8 @@ def demo_command(
         raise InvalidConfig(f"something is in {root} already; the demo wants a root of its own")
     if svg is not None:
         check_writable("--svg", svg)
+    if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # which would leave its runs behind
+        signal.signal(signal.SIGTERM, _on_told_to_end)
     teller = _Teller()
     try:
         verdict = _show(files, rows, drivers, teller, root, with_dashboard=dashboard)
@@ -124,6 +127,10 @@ def demo_command(
     if as_json:
         say(verdict)
     raise typer.Exit(Exit.FINE if _is_right(verdict) else Exit.FAILED)
+
+
+def _on_told_to_end(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(Exit.INTERRUPTED)
 
 
 def _show(
@@ -183,16 +190,13 @@ def _go_on(root: Place, feed: _Feed, arguments: Sequence[str], teller: _Teller) 
     """With new input, for whoever looks at it, until Ctrl-C, which the run hears too."""
     teller.say(Rule("the pipeline goes on, for you to look at; Ctrl-C ends it"))
     feed.put_for_ever()
-    with _start(root, *arguments) as process:
+    with _running(root, *arguments) as process:
         try:
             while process.poll() is None:
                 feed.put_if_due()
                 time.sleep(0.05)
         except KeyboardInterrupt:
             process.wait(_ENDS_IN_S)
-        finally:
-            if process.poll() is None:
-                process.terminate()
 
 
 class _Teller:
@@ -275,12 +279,18 @@ class _Feed:
         self._put_s = time.monotonic()
 
 
-def _start(root: Place, *arguments: str, kill_at: str | None = None) -> subprocess.Popen[bytes]:
-    """The pipeline in a process of its own, with its own view."""
+@contextmanager
+def _running(root: Place, *arguments: str, kill_at: str | None = None) -> Iterator[subprocess.Popen[bytes]]:
+    """The pipeline in a process of its own, with its own view. Whatever ends the demo ends it, too."""
     environment = {key: value for key, value in os.environ.items() if key != KILL_VARIABLE}
     if kill_at is not None:
         environment[KILL_VARIABLE] = kill_at
-    return subprocess.Popen([*_command(root), *arguments], env=environment)
+    with subprocess.Popen([*_command(root), *arguments], env=environment) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.terminate()
 
 
 def _command(root: Place) -> list[str]:
@@ -291,7 +301,7 @@ def _command(root: Place) -> list[str]:
 def _run_until_killed(root: Place, feed: _Feed, step: str, armed: Path, arguments: Sequence[str]) -> None:
     """Let it work until a checkpoint of it holds new rows; then it kills itself at the step."""
     started = looked = time.monotonic()
-    with _start(root, *arguments, kill_at=f"{step}@{armed}") as process:
+    with _running(root, *arguments, kill_at=f"{step}@{armed}") as process:
         while process.poll() is None:
             feed.put_if_due()
             now = time.monotonic()
@@ -315,7 +325,7 @@ def _has_worked(root: Place, pid: int) -> bool:
 
 
 def _run_to_the_end(root: Place, arguments: Sequence[str]) -> None:
-    with _start(root, *arguments, "--available-now") as process:
+    with _running(root, *arguments, "--available-now") as process:
         code = process.wait()
     if code != 0:
         raise typer.Exit(code)
