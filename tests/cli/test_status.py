@@ -67,6 +67,7 @@ def test_a_live_run_shows_its_stages_and_its_last_checkpoints(tmp_path: Path) ->
             "rows": 1,
             "rows_per_s": found["run"]["stages"]["middle"]["rows_per_s"],
             "lag": 0,
+            "lags": {},
             "watermark_ms": None,
             "held_back_by": None,
             "no_batch": None,

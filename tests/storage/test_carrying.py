@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import threading
-import time
 from io import BufferedIOBase
 from pathlib import Path
 
@@ -186,18 +185,22 @@ def test_what_was_carried_can_be_carried_on() -> None:
 
 
 class SlowBucket(Bucket):
-    """Of which reading takes a while. It tells how many do so at once."""
+    """Of which no state is read until 16 read at once (or, where they never do, too late). It tells how many did."""
 
     def __init__(self, name: str) -> None:
         super().__init__(MemoryStore(), BucketPlace(f"s3://{name}/", f"s3a://{name}/"))
         self.now = [0, 0]
         self.counting = threading.Lock()
+        self.met = threading.Event()
 
     def open(self, name: str) -> BufferedIOBase | None:
         with self.counting:
             self.now[0] += 1
             self.now[1] = max(self.now)
-        time.sleep(0.002)
+            if self.now[0] >= 16:
+                self.met.set()
+        if "/state/" in name and not self.met.wait(10):
+            self.met.set()
         with self.counting:
             self.now[0] -= 1
         return super().open(name)
