@@ -132,6 +132,7 @@ def test_a_tiny_run_yields_a_json_line_for_every_case_and_exits_0() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_the_dashboard_is_measured_route_by_route_and_page_by_page() -> None:
     ran = run("dashboard", *TINY, "--json")
     assert ran.returncode == 0, ran.stderr

@@ -16,7 +16,7 @@ SOURCE = Path(tidegate.__file__).parent
 ROOT = "tidegate"  # the package's own __init__: the public names
 
 ANY = None
-CORE = {"errors", "protocol"}
+CORE = {"errors", "protocol", "scrubbing"}
 BELOW_SPARK = CORE | {"storage", "cluster"}
 BELOW_ENGINE = BELOW_SPARK | {"spark", "sinks"}
 BELOW_TOP = BELOW_ENGINE | {"engine"}
@@ -32,6 +32,7 @@ class Layer(NamedTuple):
 
 LAYERS = {
     "errors": Layer(layers=set(), packages=set()),
+    "scrubbing": Layer(layers=set(), packages={"msgspec"}, is_pure=True),
     "protocol": Layer(layers={"errors"}, packages={"msgspec"}, is_pure=True),
     "flows": Layer(layers=CORE, packages={"msgspec"}, is_pure=True),
     "testing": Layer(

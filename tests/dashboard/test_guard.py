@@ -24,11 +24,11 @@ from tidegate.dashboard import server
 from tidegate.dashboard.guard import is_loopback
 from tidegate.dashboard.page import PageFile, page_files
 from tidegate.dashboard.routes import ROUTES
-from tidegate.dashboard.scrubbing import without_secrets
 from tidegate.dashboard.server import Dashboard
 from tidegate.dashboard.token import VARIABLE, token_in
 from tidegate.engine.events import CheckpointEnded, Failed
 from tidegate.errors import InvalidConfig
+from tidegate.scrubbing import json_without_secrets
 from tidegate.storage.places import as_given
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "BREW")
@@ -394,7 +394,7 @@ def test_credentials_that_somebody_has_quoted_are_not_shown(made: Path, tmp_path
 
 def shown(message: str) -> str:
     """What is left of a message that is in an answer."""
-    data = without_secrets(msgspec.json.encode({"why": message, "next": "stage"}))
+    data = json_without_secrets(msgspec.json.encode({"why": message, "next": "stage"}))
     found = msgspec.json.decode(data, type=dict[str, str])  # it is an answer still
     assert found["next"] == "stage"
     return found["why"]
@@ -477,7 +477,7 @@ def test_the_fields_of_an_answer_are_not_taken_for_secrets() -> None:
         "api_key": {"why": "token", "secret": 3},
         "authorization": "x",
     }
-    assert msgspec.json.decode(without_secrets(msgspec.json.encode(value))) == value
+    assert msgspec.json.decode(json_without_secrets(msgspec.json.encode(value))) == value
 
 
 SECRETS = st.text(st.characters(codec="utf-8", exclude_characters="'\""), min_size=1)
@@ -521,7 +521,7 @@ def test_an_answer_stays_one_whatever_is_in_it(value: object) -> None:
             return [shape(each) for each in of.values()]
         return [shape(each) for each in of] if isinstance(of, list) else type(of)
 
-    assert shape(msgspec.json.decode(without_secrets(msgspec.json.encode(value)))) == shape(value)
+    assert shape(msgspec.json.decode(json_without_secrets(msgspec.json.encode(value)))) == shape(value)
 
 
 def test_get_changes_nothing(made: Path) -> None:

@@ -230,7 +230,9 @@ def test_the_newest_row_of_a_key_is_shown_whenever_it_comes(
 @pytest.mark.spark
 @pytest.mark.postgres
 @pytest.mark.slow
-@pytest.mark.parametrize("newest_by", [[], ["number", "ratio"]], ids=["by batch", "by columns"])
+@pytest.mark.parametrize(
+    "newest_by", [pytest.param([], marks=pytest.mark.soak), ["number", "ratio"]], ids=["by batch", "by columns"]
+)
 def test_different_rows_of_one_key_that_nothing_tells_apart_are_refused(
     newest_by: list[str], kind: str, tmp_path: Path, spark: SparkSession, dsn: str
 ) -> None:

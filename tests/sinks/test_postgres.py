@@ -1058,6 +1058,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for_by_restarts(
 
 
 @pytest.mark.spark
+@pytest.mark.soak  # one that comes back is in CI
 def test_a_server_that_stays_away_is_an_error_that_says_so_and_the_next_run_goes_on(
     server: PostgresServer, spark: SparkSession, tmp_path: Path
 ) -> None:

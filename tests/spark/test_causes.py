@@ -197,3 +197,23 @@ def test_a_failure_is_told_to_people_alone(caplog: pytest.LogCaptureFixture) -> 
     failed.exception()  # of a query of the user's own it is PySpark's to tell
     assert caplog.records
     logger.removeHandler(caplog.handler)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "cannot connect with password: hunter2",
+        'the answer to {"client_secret": "hunter2"} was 401',
+        "IllegalArgumentException: fs.s3a.secret.key = 'hunter 2' is too short",
+        "sent Authorization: Bearer hunter2.eyJhbGciOiJIUzI1NiJ9 to it",
+        "no answer from jdbc:postgresql://orders:hunter2@db/lake?sslpassword=hunter2",
+    ],
+)
+def test_what_a_failure_quotes_of_credentials_is_left_out(said: str) -> None:
+    told = cause_of(ValueError(said))
+    assert "hunter" not in told
+    assert "..." in told or "…" in told
+
+
+def test_half_a_character_is_no_reason_to_tell_nothing() -> None:
+    assert cause_of(ValueError("a name that ends early: \ud83d")) == "a name that ends early: ?"

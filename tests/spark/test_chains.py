@@ -328,7 +328,9 @@ def behind_its_first_checkpoint(status: RunStatus) -> bool:
     return any(each.state == "complete" and each.generation == status.generation for each in status.checkpoints)
 
 
-@pytest.mark.parametrize("is_time", [never, as_soon_as_it_runs, behind_its_first_checkpoint])
+@pytest.mark.parametrize(
+    "is_time", [pytest.param(never, marks=pytest.mark.soak), as_soon_as_it_runs, behind_its_first_checkpoint]
+)
 def test_a_second_reader_that_is_added_parts_a_chain_and_gets_what_comes_from_then_on(
     is_time: Callable[[RunStatus], bool], tmp_path: Path, spark: SparkSession
 ) -> None:

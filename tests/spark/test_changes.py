@@ -108,6 +108,7 @@ def joined(folder: Path, names: dict[str, str]) -> tg.Pipeline:
     return pipeline
 
 
+@pytest.mark.soak  # it takes long; the played Spark shows it in CI
 def test_stages_go_on_under_other_names_with_their_state_and_what_is_in_flight_whatever_crashes(
     tmp_path: Path, spark: SparkSession
 ) -> None:

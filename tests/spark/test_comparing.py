@@ -174,6 +174,7 @@ def ask(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Asking:
     return Asking(tmp_path, capsys)
 
 
+@pytest.mark.soak  # it takes long; others are in CI
 def test_two_pipelines_are_compared_where_both_have_read_the_same(
     tmp_path: Path, spark: SparkSession, ask: Asking
 ) -> None:

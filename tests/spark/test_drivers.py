@@ -22,7 +22,8 @@ _IN_A_BUCKET = ("kill leader", "kill member")
 _ON_ZOOKEEPER = ("kill leader", "sleep member", f"{Step.STAGE_CUT.value}:3")
 
 
-@pytest.mark.parametrize("faults", [_ON_A_FOLDER, pytest.param(_MORE_ON_A_FOLDER, marks=pytest.mark.soak)])
+@pytest.mark.soak  # on ZooKeeper they are in CI, and the guide to several drivers is, on a folder
+@pytest.mark.parametrize("faults", [_ON_A_FOLDER, _MORE_ON_A_FOLDER])
 def test_drivers_that_are_killed_and_sleep_lose_and_double_nothing(tmp_path: Path, faults: Sequence[str]) -> None:
     with Drivers(tmp_path) as drivers:
         assert fault_often(drivers, faults, seed=1) == len(faults)

@@ -126,6 +126,7 @@ def test_a_batch_costs_the_same_after_many_batches_as_after_few(tmp_path: Path) 
 
 
 @pytest.mark.slow
+@pytest.mark.soak
 def test_a_checkpoint_costs_the_same_after_many_checkpoints_as_after_few(tmp_path: Path) -> None:
     def a_checkpoint(pipeline: PlayedPipeline) -> int:
         pipeline.one_batch_each()

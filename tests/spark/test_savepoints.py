@@ -84,7 +84,10 @@ def saved(made: Saved) -> Saved:
 
 KILLS = ["checkpoint_brought:1", "generation_opened:1", "table_set_back:1", "table_set_back:3"]
 """Every step of bringing a checkpoint that leaves something else behind."""
-SOME_KILLS = [None, *(pytest.param(each, marks=[] if each == KILLS[2] else pytest.mark.soak) for each in KILLS)]
+SOME_KILLS = [
+    pytest.param(None, marks=pytest.mark.soak),
+    *(pytest.param(each, marks=[] if each == KILLS[2] else pytest.mark.soak) for each in KILLS),
+]
 
 
 @pytest.mark.parametrize("killed_at", SOME_KILLS)
@@ -205,6 +208,7 @@ def test_a_damaged_savepoint_is_noticed_before_anything_is_changed(kind: str, sa
     assert shown(saved.folder) == saved.shown_after
 
 
+@pytest.mark.soak
 def test_it_is_listed_and_deleted_by_its_user_alone(saved: Saved, spark: SparkSession) -> None:
     assert saved.told["drained"] is True
     assert saved.told["tables"]["all_rows"]["version"] is not None

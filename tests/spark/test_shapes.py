@@ -179,6 +179,7 @@ def test_a_diamond_of_seven_stages(tmp_path: Path, spark: SparkSession) -> None:
     check(pipeline, spark, tmp_path / "lake", {"all_rows": ["id", "key", "value"], "even_rows": ["id"]})
 
 
+@pytest.mark.only_matrix
 def test_an_input_that_is_read_twice(tmp_path: Path, spark: SparkSession) -> None:
     """A union with itself is one source to Spark, a join with itself two."""
     pipeline = tg.Pipeline("twice")
@@ -262,6 +263,7 @@ def test_an_aggregation_in_update_mode_in_the_middle(tmp_path: Path, spark: Spar
     assert {(key, total, count): 1 for key, (count, total) in newest.items()} == dict(final)
 
 
+@pytest.mark.only_matrix
 def test_custom_state_is_taken_up_in_a_new_folder(tmp_path: Path, spark: SparkSession) -> None:
     """transformWithState keeps absolute paths in its metadata; they must follow it into the new generation."""
     write_input(tmp_path / "in", 4, 30)

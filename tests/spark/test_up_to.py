@@ -141,6 +141,7 @@ def test_a_run_reads_exactly_what_the_other_has_read_and_goes_on_from_there_as_e
         up_to(tmp_path, spark)
 
 
+@pytest.mark.soak
 def test_one_source_stands_there_already_and_the_log_of_the_other_is_compacted(
     tmp_path: Path, spark: SparkSession
 ) -> None:

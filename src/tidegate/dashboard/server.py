@@ -39,10 +39,10 @@ from tidegate.dashboard.routes import (
     query_of,
     status_of,
 )
-from tidegate.dashboard.scrubbing import without_secrets
 from tidegate.dashboard.token import Token
 from tidegate.dashboard.values import ActionName, Live, Pipelines, Problem
 from tidegate.errors import InvalidConfig, TidegateError
+from tidegate.scrubbing import json_without_secrets
 from tidegate.storage.places import Place
 
 _log = logging.getLogger("tidegate")
@@ -58,7 +58,7 @@ _NAMES: Final[tuple[ActionName, ...]] = get_args(ActionName)
 
 
 def answered(value: Any, code: int = 200, headers: dict[str, str] | None = None) -> Response:
-    data = without_secrets(msgspec.json.encode(value))
+    data = json_without_secrets(msgspec.json.encode(value))
     return Response(data, code, {**_NO_STORE, **(headers or {})}, "application/json")
 
 
@@ -178,7 +178,7 @@ class Pages:
             except Exception:
                 _log.exception("the dashboard could not tell its metrics; this is a defect")
                 return refused(503, "the metrics could not be told; the dashboard's own messages say why")
-            return Response(without_secrets(data), 200, _NO_STORE, kind)
+            return Response(json_without_secrets(data), 200, _NO_STORE, kind)
 
         return await anyio.to_thread.run_sync(work)
 
@@ -217,7 +217,7 @@ class Pages:
                 now_s = time.monotonic()
                 if (timeless := _without_age(found)) != last:
                     last, told_s = timeless, now_s
-                    yield b"event: %s\ndata: %s\n\n" % (name.encode(), without_secrets(msgspec.json.encode(found)))
+                    yield b"event: %s\ndata: %s\n\n" % (name.encode(), json_without_secrets(msgspec.json.encode(found)))
                 elif now_s - told_s > _HEARTBEAT_S:
                     told_s = now_s
                     yield _STILL_HERE

@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 
 from tidegate.errors import DataLost, StageFailed, first_line
+from tidegate.scrubbing import text_without_secrets
 from tidegate.spark.definition import StageDefinition
 from tidegate.spark.sources import without_secrets
 from tidegate.storage.system import refusal_in
@@ -86,7 +87,7 @@ def failure_of(stage: StageDefinition, error: object) -> StageFailed:
         return _failure_in(stage, cause_of(error))
     reason = _REASON.search(said)
     told = _GROUP.sub("", " ".join(reason[1].split())) if reason else cause_of(error)
-    return DataLost(stage.head, _shortened(without_secrets(_SQLSTATE.sub("", told))))
+    return DataLost(stage.head, _shortened(_scrubbed(_SQLSTATE.sub("", told))))
 
 
 def _failure_in(stage: StageDefinition, why: str) -> StageFailed:
@@ -117,7 +118,7 @@ def _lines_of(function: Callable[..., Any], file: str) -> range:
 def objection_of(error: Exception) -> str:
     """What Spark has against a frame or a stream that was asked for, without the plan that it adds."""
     said = error.getMessage() if isinstance(error, PySparkException) else None
-    return _shortened(without_secrets(_told(said))) if said else cause_of(error)
+    return _shortened(_scrubbed(_told(said))) if said else cause_of(error)
 
 
 def cause_of(error: object) -> str:
@@ -134,7 +135,7 @@ def cause_of(error: object) -> str:
     refusal = refusal_in(str(getattr(getattr(error, "_cause", None), "_stackTrace", "")))
     if refusal is not None and refusal.rpartition(": ")[2] not in told:
         told = f"{told} ({refusal})"
-    return _shortened(without_secrets(told))
+    return _shortened(_scrubbed(told))
 
 
 def _said(error: object) -> str:
@@ -186,6 +187,10 @@ def _innermost(error: object) -> str:
             told = f"{kind}{_told(_said(cause))}"
         cause = getattr(cause, "_cause", None)
     return told
+
+
+def _scrubbed(text: str) -> str:
+    return text_without_secrets(without_secrets(text))
 
 
 def _shortened(text: str) -> str:

@@ -1,9 +1,14 @@
-"""What looks like credentials in an answer, and is left out of it."""
+"""What looks like credentials, and is left out: of what is told of a failure, and of the dashboard's answers.
+
+A message of somebody else's library, which becomes the cause of a failure, may quote what it was given.
+"""
 
 from __future__ import annotations
 
 import re
 from typing import Final
+
+import msgspec
 
 # All of it is looked for in JSON as it is sent, in lower case. What a message has in double quotes stands there between
 # quotes with a backslash, or with more of them where it was escaped already. A quote without one ends the message.
@@ -47,9 +52,14 @@ _SECRET: Final = re.compile(
 )
 
 
-def without_secrets(data: bytes) -> bytes:
-    """An answer, without what looks like credentials. Nothing that is kept in a root should hold any; but a message of
-    somebody else's library, which was noted as the cause of a failure, may quote what it was given."""
+def text_without_secrets(text: str) -> str:
+    """A message, without what looks like credentials."""
+    encoded = msgspec.json.encode(text.encode("utf-8", "replace").decode())  # half a character, say, cannot be sent
+    return msgspec.json.decode(json_without_secrets(encoded), type=str)
+
+
+def json_without_secrets(data: bytes) -> bytes:
+    """An answer, without what looks like credentials in any of its messages."""
     if b"@" in data:
         data = _IN_URL.sub(b"://...@", data)
     lowered = data.lower()
