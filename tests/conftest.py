@@ -144,3 +144,14 @@ def loggers_as_they_were() -> Iterator[None]:
     for logger, (level, handlers) in zip(loggers, before, strict=True):
         logger.setLevel(level)
         logger.handlers[:] = handlers
+
+
+@pytest.fixture(autouse=True)
+def active_session_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Whoever makes a frame of rows in a session of its own makes that the active one of its thread, which commands
+    would take from then on."""
+    session: SparkSession | None = request.getfixturevalue("spark") if "spark" in request.fixturenames else None
+    yield
+    if session is not None and session._jvm is not None:
+        SparkSession._activeSession = session
+        session._jvm.org.apache.spark.sql.SparkSession.setActiveSession(session._jsparkSession)

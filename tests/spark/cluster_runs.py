@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.postgres_server import PostgresServer
 from tests.s3_server import S3Server
 from tests.spark.bucket_runs import check_all_known
+from tests.spark.harness import table_rows
 from tests.spark.kills import KilledRuns, SlowRuns
 from tests.spark_cluster import SparkCluster
 from tidegate.storage.bucket_access import open_bucket
@@ -72,6 +74,16 @@ class ClusterBucketRuns(ClusterRuns):
         assert not left, sorted(left)[:5]
         segments = {name for name in found - needed if "/output" in name}
         assert not segments, sorted(segments)[:5]
+
+
+class LongClusterRuns(ClusterBucketRuns):
+    """Of the pipeline whose state sees hundreds of batches."""
+
+    pipeline = "long"
+    prefixes = ("order_table",)
+
+    def check_tables(self) -> None:
+        assert table_rows(self.lake / "order_table", ["id"]) == Counter((each,) for each in range(self.rows))
 
 
 class ClusterLakeRuns(ClusterBucketRuns):

@@ -53,7 +53,7 @@ class KilledRuns:
 
     pipeline = "killed"
     files_per_run = 2
-    prefixes = ("order_table", "unique_table")
+    prefixes: tuple[str, ...] = ("order_table", "unique_table")
     """Delta tables that derive from one source alone."""
 
     def __init__(self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None) -> None:

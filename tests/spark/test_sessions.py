@@ -64,6 +64,13 @@ def shop(folder: Path) -> tg.Pipeline:
             "id", "name", "plain"
         )
 
+    # Which reads what it has shown, by every way there is.
+    @pipeline.sink(
+        tg.DeltaTable(folder / "lake" / "newest", key=["key", "name"], newest_by="id", partition_by=["name"])
+    )
+    def newest(shouted: DataFrame) -> DataFrame:
+        return shouted.select("key", "name", "id")
+
     return pipeline
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterable
+from typing import Any, Final
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 FOR_TABLES: Final = {
     # What every other reader of Parquet and Delta writes; Spark's default is a deprecated one without statistics.
@@ -31,6 +33,13 @@ def derived_session(session: SparkSession) -> SparkSession:
 def has_set(session: SparkSession, key: str) -> bool:
     """Whether a setting is not Spark's own default. To ask for all that are set takes a call each."""
     return bool(session._jsparkSession.conf().contains(key))
+
+
+def frame_of(session: SparkSession, rows: Iterable[tuple[Any, ...]], schema: StructType | str) -> DataFrame:
+    """As `createDataFrame` makes it of a session. But that makes its session the active one of all of PySpark, whatever
+    thread calls it: the user's own code, and the next run in this process, would find ours there."""
+    columns = StructType.fromDDL(schema) if isinstance(schema, str) else schema
+    return session._create_dataframe(rows, columns, None, True)
 
 
 def table_session(session: SparkSession) -> SparkSession:

@@ -95,8 +95,11 @@ def _with_bins(session: SparkSession, rows: DataFrame, wanted: Sequence[Sequence
     """The rows, each with the number of its bin."""
     from pyspark.sql import functions as F
 
+    from tidegate.sinks.sessions import frame_of
+
     numbers = {str(piece.path): number for number, pieces in enumerate(wanted) for piece in pieces}
-    known = session.createDataFrame(
+    known = frame_of(
+        session,
         [(as_in_rows(uri), numbers[path_of(uri)]) for uri in rows.inputFiles()],
         f"{FILE} string, {_BIN} int",
     )

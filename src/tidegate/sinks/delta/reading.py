@@ -74,6 +74,8 @@ class TableAt:
     def to_spark(self, session: SparkSession) -> DataFrame:
         """Read by Spark itself, from the files of the version. Those of a bucket are fetched first, to this machine:
         they are removed when the process ends."""
+        from tidegate.sinks.sessions import frame_of
+
         table = self.delta()
         obstacle = unreadable(table)
         if obstacle is not None:
@@ -81,7 +83,7 @@ class TableAt:
         schema = columns_of(table.schema())
         files = active_files(table)
         if not files:
-            return session.createDataFrame([], schema)
+            return frame_of(session, [], schema)
         shelf = self._home.put_on_shelf()
         atexit.register(shelf.remove)
         return scan(session, shelf, schema, files).drop(FILE)

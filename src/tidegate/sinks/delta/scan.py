@@ -61,6 +61,8 @@ def scan(session: SparkSession, shelf: Shelf, schema: StructType, files: Sequenc
     from pyspark.sql import functions as F
     from pyspark.sql.types import StringType, StructField, StructType
 
+    from tidegate.sinks.sessions import frame_of
+
     by = tuple(files[0].partition)
     shelf.bring(file.path for file in files)
     stored = StructType([field for field in schema.fields if field.name not in by])
@@ -68,7 +70,8 @@ def scan(session: SparkSession, shelf: Shelf, schema: StructType, files: Sequenc
     rows = rows.withColumn(FILE, file_of(rows))
     if by:
         values = {shelf.known_as(file.path): [file.partition[name] for name in by] for file in files}
-        known = session.createDataFrame(
+        known = frame_of(
+            session,
             [(as_in_rows(uri), *values[path_of(uri)]) for uri in rows.inputFiles()],
             StructType([StructField(_KNOWN, StringType()), *(StructField(name, schema[name].dataType) for name in by)]),
         )

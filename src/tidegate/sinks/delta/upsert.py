@@ -20,7 +20,7 @@ from tidegate.sinks.delta.combining import files_wanted
 from tidegate.sinks.delta.home import Shelf
 from tidegate.sinks.delta.scan import FILE, TableFile, path_of, scan
 from tidegate.sinks.delta.statistics import Bounds, bounds_of_files, may_hold
-from tidegate.sinks.sessions import table_session
+from tidegate.sinks.sessions import frame_of, table_session
 from tidegate.sinks.staging import quoted, read_files, refuse_null_folder
 
 if TYPE_CHECKING:
@@ -125,8 +125,10 @@ class Upsert:
 
     def _staged(self, fresh: Sequence[StagedFile]) -> DataFrame:
         """The rows of some files, each with its batch."""
-        batches = self._session.createDataFrame(
-            [(Path(file.path).name, file.batch) for file in fresh], f"{FILE} string, {_BATCH} long"
+        batches = frame_of(
+            self._session,
+            [(Path(file.path).name, file.batch) for file in fresh],
+            f"{FILE} string, {_BATCH} long",
         )
         staged = read_files(self._session, self._schema, (file.path for file in fresh))
         named = staged.withColumn(FILE, staged.metadataColumn("_metadata").getField("file_name"))
