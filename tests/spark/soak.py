@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.jvms import start_jvms_soon
 from tests.postgres_server import PostgresServer, find_programs
 from tests.spark.kills import KilledRuns, SlowRuns, kill_often
 from tidegate.engine.kill_points import UNDER_BACKPRESSURE, WHEN_SET_BACK, Step
@@ -89,4 +90,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    start_jvms_soon()
     sys.exit(main())

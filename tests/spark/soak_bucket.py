@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from tests.jvms import start_jvms_soon
 from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.bucket_runs import BucketRuns
 from tests.spark.kills import kill_often
@@ -64,4 +65,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    start_jvms_soon()
     sys.exit(main())

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from tests.jvms import start_jvms_soon
 from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.cluster_runs import ClusterBucketRuns, ClusterRuns
 from tests.spark_cluster import SparkCluster, user_of_executors
@@ -85,4 +86,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    start_jvms_soon()
     sys.exit(main())

@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from tests.jvms import start_jvms_soon
 from tests.s3_server import NONE_HERE, S3Server, find_program
 from tests.spark.bucket_drivers import BucketDrivers
 from tests.spark.drivers import Drivers, fault_often, on_zookeeper
@@ -130,4 +131,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    start_jvms_soon()
     sys.exit(main())
