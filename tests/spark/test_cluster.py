@@ -111,6 +111,8 @@ def test_python_functions_and_postgresql_tables_and_slow_ones_have_every_row_onc
 def test_every_shape_makes_the_tables_of_a_batch_job(cluster: SparkCluster, s3_server: S3Server, shared: Path) -> None:
     """In a process of its own: each has but one Spark."""
     settings = with_s3a({"spark.master": cluster.master, **cluster.settings})
+    modules = "spark.executorEnv.PYTHONPATH"  # of which one has a stage's processor
+    settings[modules] = os.pathsep.join([str(Path(__file__).parents[2]), settings[modules]])
     environment = {
         **os.environ,
         **s3_server.environment(),
