@@ -148,7 +148,7 @@ def loggers_as_they_were() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def active_session_as_it_was(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Whoever makes a frame of rows in a session of its own makes that the active one of its thread, which commands
+    """Whoever makes a frame of rows in a session of its own makes that the active one of the process, which commands
     would take from then on."""
     session: SparkSession | None = request.getfixturevalue("spark") if "spark" in request.fixturenames else None
     yield

@@ -16,8 +16,8 @@ SOURCE = Path(tidegate.__file__).parent
 ROOT = "tidegate"  # the package's own __init__: the public names
 
 ANY = None
-CORE = {"errors", "protocol", "scrubbing"}
-BELOW_SPARK = CORE | {"storage", "cluster"}
+CORE = {"errors", "protocol"}
+BELOW_SPARK = CORE | {"scrubbing", "storage", "cluster"}
 BELOW_ENGINE = BELOW_SPARK | {"spark", "sinks"}
 BELOW_TOP = BELOW_ENGINE | {"engine"}
 

@@ -20,19 +20,19 @@ _WITH_ROWS_IN_FLIGHT = {
 
 
 @pytest.mark.parametrize(
-    ("every", "random_kills", "kills", "epochs"),
+    ("every", "random_kills", "kills"),
     [
-        pytest.param(1, 3, 10, 3, marks=pytest.mark.soak, id="at all steps"),  # those of a root in a bucket are in CI
-        pytest.param(2, 1, 5, 2, id="at some steps"),
+        pytest.param(1, 3, 10, marks=pytest.mark.soak, id="at all steps"),  # those of a root in a bucket are in CI
+        pytest.param(2, 3, 7, id="at some steps"),
     ],
 )
 def test_runs_that_are_killed_at_many_steps_and_at_random_lose_and_double_nothing(
-    tmp_path: Path, every: int, random_kills: int, kills: int, epochs: int
+    tmp_path: Path, every: int, random_kills: int, kills: int
 ) -> None:
     runs = KilledRuns(tmp_path)
     assert kill_often(runs, at_steps(STEPS)[::every], random_kills=random_kills, seed=1) == kills
     runs.check_tables()
-    assert runs.check_every_epoch() >= epochs
+    assert runs.check_every_epoch() >= 3  # each that is killed at random has shown one
     runs.check_no_orphans()
 
 

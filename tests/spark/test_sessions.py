@@ -64,7 +64,7 @@ def shop(folder: Path) -> tg.Pipeline:
             "id", "name", "plain"
         )
 
-    # Which reads what it has shown, by every way there is.
+    # Which makes frames, of what it has staged and of what it has shown.
     @pipeline.sink(
         tg.DeltaTable(folder / "lake" / "newest", key=["key", "name"], newest_by="id", partition_by=["name"])
     )
